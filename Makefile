@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. The rest is for developers.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKS := requirements/runtime.lock requirements/nixl.lock requirements/dev.lock
+STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
+SOURCES := epp sidecar engine_plugin deploy tests
+
+# UCX listens on every interface unless told otherwise; everything local stays on loopback
+export UCX_NET_DEVICES ?= lo
+export UCX_TLS ?= tcp
+
+.PHONY: demo up test test-unit lint format lock soak bench clean
+
+demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
+	@$(BIN)/python -m deploy.local demo
+
+up: $(STAMP)  ## start the fleet and leave it running
+	@$(BIN)/python -m deploy.local up
+
+test: $(STAMP)  ## unit, integration, and the whole scenario
+	$(BIN)/python -m pytest -q tests
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest -q tests/unit
+
+lint: $(STAMP)  ## ruff, mypy --strict, import contracts, Dockerfile
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+
+format: $(STAMP)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+soak: $(STAMP)  ## reliability under load and faults, with figures
+	$(BIN)/python -m benchmarks.soak
+
+bench: $(STAMP)  ## make bench NAME=x runs benchmarks/x.py
+	$(BIN)/python -m benchmarks.$(NAME)
+
+lock:  ## rewrite requirements/*.lock from *.in (needs uv)
+	sh requirements/lock.sh
+
+$(STAMP): $(LOCKS) pyproject.toml requirements/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) sh requirements/setup.sh
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

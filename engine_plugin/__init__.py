@@ -1,0 +1,4 @@
+"""The pull inside the engine: protocol, plan, NIXL transport, and (later) the vLLM adapter.
+
+Depends on nothing else in this repository.
+"""

@@ -1,0 +1,1 @@
+"""The routing sidecar: one reverse proxy beside every engine rank."""
