@@ -1,0 +1,235 @@
+"""The facade that the live server and the simulator both drive: plain values in, plain values out.
+
+One thread owns an `EndpointPicker`; no method awaits, so every call is atomic and there are no locks.
+Life of a request: `schedule` (books load) -> `first_token` -> `release` (idempotent). Events, metrics
+and endpoint changes enter sideways.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from engine_plugin.identity import EndpointId
+from epp.core.cache_view import CacheView
+from epp.core.decision_record import DecisionRecord, DecisionRing
+from epp.core.disagg import Placement, ProfileHandler
+from epp.core.errors import NoEndpoints
+from epp.core.events import Applied, EventBatch, ReplayNeeded
+from epp.core.kv_source import choose_source
+from epp.core.load_ledger import LoadLedger
+from epp.core.thresholds import NO_THRESHOLDS, PullThresholds, SourcePolicy, effective_policy
+from epp.core.types import (
+    NO_MATCH,
+    UNKNOWN_METRICS,
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    Outcome,
+    ScheduleContext,
+    SchedulingDecision,
+    SchedulingRequest,
+    SourceChoice,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProducer:
+    """`p2p-source-producer` as configured; None as delta: its parameter is not set."""
+
+    min_cached_token_delta: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """Everything a picker is made of, besides state."""
+
+    handler: ProfileHandler
+    source_producer: SourceProducer | None = None
+    metrics_staleness_s: float = 2.0
+    ledger_capacity: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSnapshot:
+    """One endpoint as the picker sees it now, for debug surfaces and gauges."""
+
+    candidate: Candidate
+    incompatible_with: Mapping[str, str]  # other endpoint -> first differing field
+
+
+class EndpointPicker:
+    """Destination first, source second."""
+
+    def __init__(self, settings: PickerSettings, cache: CacheView) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._endpoints: dict[EndpointId, Endpoint] = {}
+        self._metrics: dict[EndpointId, EndpointMetrics] = {}
+        self._ledger = LoadLedger()
+        self._ring = DecisionRing(settings.ledger_capacity)
+        self._thresholds = NO_THRESHOLDS
+
+    # --- the pool -------------------------------------------------------------------------------
+    @property
+    def cache(self) -> CacheView:
+        return self._cache
+
+    @property
+    def ledger(self) -> LoadLedger:
+        return self._ledger
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return tuple(self._endpoints.values())
+
+    def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> None:
+        """Add an endpoint, or change its labels or draining state. A changed address is another
+        engine: what was known of the old one is dropped."""
+        known = self._endpoints.get(endpoint.id)
+        if known is not None and (known.host, known.port) != (endpoint.host, endpoint.port):
+            self.remove_endpoint(endpoint.id)
+            known = None
+        if known is None:
+            self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
+        self._endpoints[endpoint.id] = endpoint
+
+    def remove_endpoint(self, endpoint_id: EndpointId) -> None:
+        """Forget an endpoint. Load booked on it ends with its own requests."""
+        if self._endpoints.pop(endpoint_id, None) is not None:
+            self._cache.remove_endpoint(endpoint_id)
+        self._metrics.pop(endpoint_id, None)
+
+    def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
+        """Latest scrape; ignored for an endpoint that has left the pool."""
+        if endpoint_id in self._endpoints:
+            self._metrics[endpoint_id] = metrics
+
+    # --- cache events ---------------------------------------------------------------------------
+    def apply_events(
+        self,
+        endpoint_id: EndpointId,
+        seq: int,
+        batch: EventBatch | None,
+        now_s: float,
+        *,
+        replayed: bool = False,
+    ) -> Applied | ReplayNeeded:
+        """One message of an engine's event stream; None: it could not be decoded."""
+        return self._cache.on_batch(endpoint_id, seq, batch, now_s, replayed=replayed)
+
+    def replay_ended(self, endpoint_id: EndpointId, ok: bool, now_s: float) -> Applied | ReplayNeeded:
+        return self._cache.on_replay_end(endpoint_id, ok, now_s)
+
+    # --- thresholds -----------------------------------------------------------------------------
+    def set_thresholds(self, thresholds: PullThresholds) -> None:
+        self._thresholds = thresholds
+
+    @property
+    def source_policy(self) -> SourcePolicy:
+        producer = self._settings.source_producer
+        return effective_policy(
+            producer.min_cached_token_delta if producer else None,
+            configured=producer is not None,
+            thresholds=self._thresholds,
+        )
+
+    # --- requests -------------------------------------------------------------------------------
+    def schedule(self, request: SchedulingRequest, now_s: float, decision_id: str) -> SchedulingDecision:
+        """Choose destination, prefill endpoint and KV source, and book the load.
+
+        Raises:
+            NoEndpoints: nothing can serve this request.
+        """
+        candidates = self._candidates(request, now_s)
+        context = ScheduleContext(request, now_s, random.Random(request.request_id))
+        placement = self._settings.handler.place(context, candidates)
+        computing = placement.computing
+        choice = choose_source(request, candidates, computing, self.source_policy)
+        decision = _decision(decision_id, request, placement, computing, choice)
+        self._book(decision, request)
+        self._ring.add(decision, now_s)
+        return decision
+
+    def first_token(self, decision_id: str) -> None:
+        self._ledger.first_token(decision_id)
+
+    def release(self, decision_id: str, outcome: Outcome | None = None) -> bool:
+        """End a request in whatever way it ended. Idempotent: False if it was already released."""
+        released = self._ledger.release(decision_id)
+        if released and outcome is not None:
+            self._ring.close(decision_id, outcome)
+        return released
+
+    # --- looking in -----------------------------------------------------------------------------
+    def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
+        return self._ring.find(decision_or_request_id)
+
+    def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
+        """Every endpoint with its metrics, load and compatibility with the others."""
+        rows = [self._row(endpoint, now_s) for endpoint in self._endpoints.values()]
+        return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
+
+    # --- inside ---------------------------------------------------------------------------------
+    def _candidates(self, request: SchedulingRequest, now_s: float) -> list[Candidate]:
+        pool = [e for e in self._endpoints.values() if not e.draining and _in_subset(e, request.subset)]
+        if not pool:
+            what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
+            raise NoEndpoints(what)
+        matches = self._cache.match(request, [e.id for e in pool])
+        return [replace(self._row(e, now_s), match=matches.get(e.id, NO_MATCH)) for e in pool]
+
+    def _row(self, endpoint: Endpoint, now_s: float) -> Candidate:
+        metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
+        if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
+            metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
+        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id))
+
+    def _book(self, decision: SchedulingDecision, request: SchedulingRequest) -> None:
+        pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
+        uncached = request.prompt_tokens - decision.computing_cached_tokens - pulled
+        self._ledger.book(
+            decision.decision_id,
+            serving=decision.destination.id,
+            computing=decision.computing,
+            source=decision.kv_source.id if decision.kv_source else None,
+            uncached_prompt_tokens=max(0, uncached),
+        )
+
+
+def _decision(
+    decision_id: str,
+    request: SchedulingRequest,
+    placement: Placement,
+    computing: Candidate,
+    choice: SourceChoice,
+) -> SchedulingDecision:
+    winner, *rest = placement.primary.picked
+    return SchedulingDecision(
+        decision_id=decision_id,
+        request_id=request.request_id,
+        destination=winner.candidate.endpoint,
+        fallbacks=tuple(s.candidate.endpoint for s in rest),
+        prefill=placement.prefill.winner.endpoint if placement.prefill else None,
+        choice=choice,
+        scored=placement.primary.scored,
+        computing=computing.endpoint.id,
+        computing_cached_tokens=computing.match.cached_tokens,
+    )
+
+
+def _in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+    return subset is None or endpoint.host in subset or endpoint.address in subset
+
+
+def _incompatible(row: Candidate, rows: Iterable[Candidate]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if row.metrics.info is None:
+        return found
+    for other in rows:
+        if other.endpoint.id != row.endpoint.id and other.metrics.info is not None:
+            field = row.metrics.info.mismatch(other.metrics.info)
+            if field is not None:
+                found[str(other.endpoint.id)] = field
+    return found

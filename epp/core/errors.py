@@ -1,0 +1,45 @@
+"""What can go wrong in the core, each with the HTTP status and the stable reason a client sees.
+
+Missing cache data is never an error here: it means "no match".
+"""
+
+from __future__ import annotations
+
+
+class PickerError(Exception):
+    """Root of all errors of the picker; `status` and `reason` are what the gateway answers with."""
+
+    status: int = 500
+    reason: str = "internal"
+
+
+class NoEndpoints(PickerError):
+    """The pool is empty, nothing is ready, or no endpoint is in the subset."""
+
+    status = 503
+    reason = "rejected-no-endpoints"
+
+
+class ShuttingDown(PickerError):
+    """The picker is draining and takes no new request."""
+
+    status = 503
+    reason = "rejected-shutting-down"
+
+
+class BadRequest(PickerError):
+    """The request cannot be parsed. The message never echoes the prompt."""
+
+    status = 400
+    reason = "bad-request"
+
+
+class PayloadTooLarge(PickerError):
+    """The body is over the configured limit."""
+
+    status = 413
+    reason = "payload-too-large"
+
+
+class ConfigError(ValueError):
+    """A configuration that must not start; the message names the path and what is allowed."""

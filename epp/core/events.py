@@ -1,0 +1,85 @@
+"""Engine-neutral cache events: what an engine said about its own cache, already decoded.
+
+`epp.kvevents.codec` makes these from wire frames; nothing in the core knows msgpack or ZMQ.
+Semantics: vLLM 0.32 kv_events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epp.core.types import CacheTier, EngineBlockHash
+
+# group kinds whose presence proves a prefix; anything else makes no claim (counted)
+FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """`hashes` now live in `tier`, a chain whose first block follows `parent` (None: block 0).
+
+    `token_ids` is None where the event carries no tokens (token-less CPU-tier stores): then the
+    hashes are resolved by what the same sender said before. `extra_keys`, where present, has one
+    entry a block (None or a tuple); `has_extra_keys` is False where the event cannot tell.
+    """
+
+    tier: CacheTier
+    hashes: tuple[EngineBlockHash, ...]
+    parent: EngineBlockHash | None
+    token_ids: Sequence[int] | None
+    block_size_tokens: int
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[object, ...] | None, ...] | None = None
+    has_extra_keys: bool = False
+    group_kind: str = "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """`hashes` are gone from `tier`."""
+
+    tier: CacheTier
+    hashes: tuple[EngineBlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """Every tier of the sending rank is empty."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """One message of an engine. `unknown_events` counts parts of it that we do not understand;
+    `digest` identifies the payload (engine-restart detection)."""
+
+    events: tuple[Event, ...]
+    unknown_events: int = 0
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The batch is in the index (or was a harmless duplicate): facts for the shell's counters."""
+
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    orphan_blocks: int = 0  # parent unknown: held back, no claim until the chain is complete
+    unresolved_blocks: int = 0  # token-less stores of hashes never seen: dropped
+    skipped_blocks: int = 0  # groups or extra keys that prove no prefix
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayNeeded:
+    """The stream has a hole: ask the engine's replay socket for everything from `from_seq` on.
+
+    `cleared` says that what we held of the endpoint was dropped (restart, failed replay).
+    """
+
+    from_seq: int
+    cleared: bool
+    reason: str  # "first_contact" | "gap" | "undecodable" | "restart"

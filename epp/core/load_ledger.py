@@ -1,0 +1,125 @@
+"""Load that this picker itself has put on endpoints, held as leases.
+
+An endpoint's load is *derived* from the leases that name it, so it can neither go negative nor
+outlive its requests, whatever pods do in the meantime: a release always returns what was charged,
+to whom it was charged (cases S-D07, S-D14). Only the end of a stream, or an explicit expiry
+by the shell, ends a lease; nothing here knows the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from engine_plugin.identity import EndpointId
+from epp.core.types import NO_LOAD, InflightLoad
+
+
+@dataclass(slots=True)
+class _Lease:
+    serving: EndpointId
+    computing: EndpointId
+    source: EndpointId | None
+    uncached_prompt_tokens: int
+    prefill_pending: bool = True
+
+
+class LoadLedger:
+    """In-flight requests, uncached prompt tokens and outstanding pulls, per endpoint."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, _Lease] = {}
+        self._requests: Counter[EndpointId] = Counter()
+        self._tokens: Counter[EndpointId] = Counter()
+        self._pulls: Counter[EndpointId] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def load(self, endpoint: EndpointId) -> InflightLoad:
+        if endpoint not in self._requests and endpoint not in self._pulls:
+            return NO_LOAD
+        return InflightLoad(
+            requests=self._requests[endpoint],
+            uncached_prompt_tokens=self._tokens[endpoint],
+            pulls_served=self._pulls[endpoint],
+        )
+
+    def book(
+        self,
+        lease_id: str,
+        *,
+        serving: EndpointId,
+        computing: EndpointId,
+        source: EndpointId | None,
+        uncached_prompt_tokens: int,
+    ) -> None:
+        """Charge a decision. Under P/D the prefill endpoint counts as busy until the first token.
+
+        Raises:
+            ValueError: `lease_id` is already booked.
+        """
+        if lease_id in self._leases:
+            raise ValueError(f"decision {lease_id} is already booked")
+        lease = _Lease(serving, computing, source, uncached_prompt_tokens)
+        self._leases[lease_id] = lease
+        self._requests[serving] += 1
+        if computing != serving:
+            self._requests[computing] += 1
+        self._tokens[computing] += uncached_prompt_tokens
+        if source is not None:
+            self._pulls[source] += 1
+
+    def first_token(self, lease_id: str) -> None:
+        """The prompt is computed and any pull has ended. Idempotent; unknown ids are ignored."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            self._end_prefill(lease)
+
+    def release(self, lease_id: str) -> bool:
+        """End a lease. Idempotent: False if it was not held."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return False
+        self._end_prefill(lease)
+        _subtract(self._requests, lease.serving, 1)
+        return True
+
+    def _end_prefill(self, lease: _Lease) -> None:
+        if not lease.prefill_pending:
+            return
+        lease.prefill_pending = False
+        _subtract(self._tokens, lease.computing, lease.uncached_prompt_tokens)
+        if lease.computing != lease.serving:
+            _subtract(self._requests, lease.computing, 1)
+        if lease.source is not None:
+            _subtract(self._pulls, lease.source, 1)
+
+    def check_integrity(self) -> None:
+        """Recount everything from the leases. Raises AssertionError on a difference."""
+        fresh = LoadLedger()
+        for lease_id, lease in self._leases.items():
+            fresh.book(
+                lease_id,
+                serving=lease.serving,
+                computing=lease.computing,
+                source=lease.source,
+                uncached_prompt_tokens=lease.uncached_prompt_tokens,
+            )
+            if not lease.prefill_pending:
+                fresh.first_token(lease_id)
+        for mine, recount in (
+            (self._requests, fresh._requests),
+            (self._tokens, fresh._tokens),
+            (self._pulls, fresh._pulls),
+        ):
+            if +mine != +recount:
+                raise AssertionError(f"ledger says {mine}, its leases say {recount}")
+            if any(count < 0 for count in mine.values()):
+                raise AssertionError(f"negative count in {mine}")
+
+
+def _subtract(counter: Counter[EndpointId], endpoint: EndpointId, amount: int) -> None:
+    counter[endpoint] -= amount
+    if counter[endpoint] == 0:
+        del counter[endpoint]

@@ -1,0 +1,257 @@
+"""Values the core works on: frozen, slotted, units in the names. No gRPC, HTTP or Kubernetes type.
+
+`None` in a metric means *unknown* (never scraped, stale, NaN or absent) and is neither idle nor
+full; every reader has to say what unknown means to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from engine_plugin.identity import EndpointId
+
+BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
+EngineBlockHash = NewType("EngineBlockHash", int)  # the engine's own name of a block, opaque
+
+
+class CacheTier(enum.IntFlag):
+    """Where an engine holds a block. A set of tiers is an OR of these."""
+
+    NONE = 0
+    DEVICE = 1
+    CPU = 2
+
+
+class ClaimState(enum.Enum):
+    """How far the index may speak for an endpoint."""
+
+    UNKNOWN = "unknown"  # nothing heard: no claim
+    SYNCING = "syncing"  # replay asked for: no claim
+    PARTIAL = "partial"  # the replay buffer had wrapped: a sound lower bound
+    LIVE = "live"  # exact, as the engine reported it
+
+    @property
+    def has_claim(self) -> bool:
+        return self in (ClaimState.PARTIAL, ClaimState.LIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine with our plugin says of itself (`kvpull_engine_info`). The seed and the model
+    appear as fingerprints only."""
+
+    instance: str
+    block_size_tokens: int
+    hash_algo: str
+    seed_fp: str
+    model_fp: str
+    layout_fp: str
+    protocol: str
+    p2p_addr: str = ""
+
+    def mismatch(self, other: EngineInfo) -> str | None:
+        """Name of the first field that makes a pull between the two impossible, or None."""
+        for name in (
+            "protocol",
+            "block_size_tokens",
+            "hash_algo",
+            "seed_fp",
+            "model_fp",
+            "layout_fp",
+        ):
+            if getattr(self, name) != getattr(other, name):
+                return name.removesuffix("_tokens")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One schedulable engine rank. `host:port` is the *serving* address (the sidecar's)."""
+
+    id: EndpointId
+    host: str
+    port: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    draining: bool = False
+
+    @property
+    def address(self) -> str:
+        """`ip:port`, IPv6 in brackets: the value of the destination header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMetrics:
+    """Last scrape of an engine. `scraped_at_s` is on the core's clock; None: never scraped."""
+
+    scraped_at_s: float | None = None
+    waiting_requests: float | None = None
+    running_requests: float | None = None
+    kv_usage: float | None = None  # 0..1 of the device tier
+    block_size_tokens: int | None = None
+    info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
+
+    def fresh(self, now_s: float, max_age_s: float) -> bool:
+        return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
+
+
+UNKNOWN_METRICS = EndpointMetrics()
+
+
+@dataclass(frozen=True, slots=True)
+class InflightLoad:
+    """What this picker itself has sent to an endpoint and not yet seen the end of."""
+
+    requests: int = 0
+    uncached_prompt_tokens: int = 0  # until first token
+    pulls_served: int = 0  # pulls named with this endpoint as source, still outstanding
+
+
+NO_LOAD = InflightLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of one prompt an endpoint holds, contiguous from block 0, in blocks of its own size.
+
+    `blocks` ORs the tiers per block; `device_blocks` and `cpu_blocks` are the contiguous prefix in
+    that tier alone (a peer can serve the CPU prefix). Meaningless unless `state.has_claim`.
+    """
+
+    state: ClaimState = ClaimState.UNKNOWN
+    blocks: int = 0
+    device_blocks: int = 0
+    cpu_blocks: int = 0
+    block_size_tokens: int = 0
+    known_empty_start: bool = False  # we saw this engine from its first event on
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.blocks * self.block_size_tokens if self.state.has_claim else 0
+
+    @property
+    def servable_tokens(self) -> int:
+        """Tokens a peer could pull from here."""
+        return self.cpu_blocks * self.block_size_tokens if self.state.has_claim else 0
+
+
+NO_MATCH = PrefixMatch()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingRequest:
+    """A parsed request as the core sees it. `token_ids` is None where the prompt could not be
+    tokenised exactly: such a request is routed by load and gets no match and no source."""
+
+    request_id: str
+    model: str = ""
+    token_ids: Sequence[int] | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    size_bytes: int = 0
+    subset: frozenset[str] | None = None  # `ip` or `ip:port`; None: no hint given
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.token_ids) if self.token_ids is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The one row every plugin sees."""
+
+    endpoint: Endpoint
+    metrics: EndpointMetrics = UNKNOWN_METRICS
+    load: InflightLoad = NO_LOAD
+    match: PrefixMatch = NO_MATCH
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleContext:
+    """Everything a decision may depend on besides the candidates; `rng` is seeded from the request
+    id, so a recorded decision can be replayed."""
+
+    request: SchedulingRequest
+    now_s: float
+    rng: random.Random
+
+
+class SourceReason(enum.Enum):
+    """Why a source was, or was not, named. Stable: these are metric labels and ledger values."""
+
+    PULL = "pull"
+    NOT_CONFIGURED = "not_configured"  # no p2p-source-producer
+    SWITCHED_OFF = "switched_off"  # thresholds say off, or no threshold is set
+    NO_TOKENS = "no_tokens"
+    NO_CLAIM = "no_claim"  # no endpoint's cache state is known
+    NO_HOLDER = "no_holder"  # nobody has a servable block of this prompt
+    DESTINATION_UNKNOWN = "destination_unknown"
+    LOCAL_BEST = "local_best"  # the sampled holder is the computing endpoint itself
+    BELOW_DELTA = "below_delta"
+    INCOMPATIBLE = "incompatible"
+    UNVERIFIED = "unverified"  # requireVerified is set and nobody is verified
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """The peer to pull from. `gain_tokens` is what it out-caches the computing endpoint by."""
+
+    endpoint: Endpoint
+    servable_tokens: int
+    gain_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChoice:
+    """Outcome of the source rule: a source, or the reason for none; `considered` lists the band of
+    best holders with the weights they were sampled by."""
+
+    source: KvSource | None
+    reason: SourceReason
+    considered: tuple[tuple[EndpointId, int, float], ...] = ()  # (endpoint, servable tokens, weight)
+    min_cached_token_delta: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCandidate:
+    """A candidate with its weighted sum and the parts of it, by plugin name."""
+
+    candidate: Candidate
+    score: float
+    parts: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingDecision:
+    """The whole answer in one object."""
+
+    decision_id: str
+    request_id: str
+    destination: Endpoint
+    fallbacks: tuple[Endpoint, ...]
+    prefill: Endpoint | None
+    choice: SourceChoice
+    scored: tuple[ScoredCandidate, ...]  # of the primary profile, best first
+    computing: EndpointId  # where the prompt is computed: prefill endpoint, else destination
+    computing_cached_tokens: int
+
+    @property
+    def kv_source(self) -> Endpoint | None:
+        return self.choice.source.endpoint if self.choice.source else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, as far as the gateway's stream shows it."""
+
+    status: int | None = None
+    served_by: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_s: float | None = None
+    completed: bool = False

@@ -1,0 +1,1 @@
+"""Filters, scorers, pickers and deciders: pure policy, under the reference's type names."""

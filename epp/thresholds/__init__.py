@@ -1,0 +1,1 @@
+"""PullThresholds documents: the part of the pull decision that operators change at run time."""

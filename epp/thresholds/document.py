@@ -1,0 +1,83 @@
+"""One PullThresholds document: parse, refuse with the path inside it, merge several.
+
+apiVersion: kvpull/v1alpha1
+kind: PullThresholds
+spec:
+  default:
+    enabled: true
+    minCachedTokenDelta: 2048   # tokens; above the measured crossover
+    requireVerified: false
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from epp.core.errors import ConfigError
+from epp.core.thresholds import NO_THRESHOLDS, PullThresholds
+
+API_VERSION = "kvpull/v1alpha1"
+KIND = "PullThresholds"
+MAX_DELTA_TOKENS = 2**31 - 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False)
+
+
+class _Default(_Model):
+    enabled: bool | None = None
+    min_cached_token_delta: int | None = Field(default=None, ge=1, le=MAX_DELTA_TOKENS)
+    require_verified: bool | None = None
+
+
+class _Spec(_Model):
+    default: _Default = Field(default_factory=_Default)
+
+
+class _Document(_Model):
+    api_version: str
+    kind: str
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    spec: _Spec
+
+
+def parse_thresholds(text: str, origin: str) -> PullThresholds:
+    """Raises ConfigError naming `origin` and the path inside the document."""
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: not YAML: {error}") from error
+    try:
+        document = _Document.model_validate(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise ConfigError(
+            "; ".join(f"{origin}: {'.'.join(map(str, p['loc'])) or 'document'}: {p['msg']}" for p in problems)
+        ) from error
+    if (document.api_version, document.kind) != (API_VERSION, KIND):
+        raise ConfigError(f"{origin}: {document.api_version} {document.kind}: expected {API_VERSION} {KIND}")
+    default = document.spec.default
+    return PullThresholds(default.enabled, default.min_cached_token_delta, default.require_verified)
+
+
+def merge(documents: Iterable[PullThresholds]) -> PullThresholds:
+    """Field by field; a later document wins where it sets a field."""
+    merged = NO_THRESHOLDS
+    for document in documents:
+        merged = PullThresholds(
+            *(
+                theirs if theirs is not None else ours
+                for ours, theirs in (
+                    (merged.enabled, document.enabled),
+                    (merged.min_cached_token_delta, document.min_cached_token_delta),
+                    (merged.require_verified, document.require_verified),
+                )
+            )
+        )
+    return merged
