@@ -178,7 +178,7 @@ def _instances(document: Document, origin: str) -> dict[str, _Instance]:
         name = entry.name or entry.type
         if name in instances:
             raise ConfigError(f"{where}: the name {name!r} is taken; give this plugin a name of its own")
-        parameters = _validated(row.parameters, entry.parameters, f"{where} ({name}).parameters")
+        parameters: Parameters = _validated(row.parameters, entry.parameters, f"{where} ({name}).parameters")
         built = row.build(name, parameters) if row.build else None
         instances[name] = _Instance(name, row, parameters, built)
     return _with_tier_weights(instances)
@@ -189,11 +189,8 @@ def _with_tier_weights(instances: dict[str, _Instance]) -> dict[str, _Instance]:
     precise = _only(instances, PRECISE_PRODUCER, producers.PrecisePrefixCacheProducerParameters)
     configured = precise.indexer_config.kv_cache_backend_configs if precise else []
     named = {backend.name: backend.weight for backend in configured}
-    weights = (
-        TierWeights(named.get("gpu", TierWeights.device), named.get("cpu", TierWeights.cpu))
-        if named
-        else None
-    )
+    default = TierWeights()
+    weights = TierWeights(named.get("gpu", default.device), named.get("cpu", default.cpu)) if named else None
     if weights is None:
         return instances
     return {
@@ -205,7 +202,7 @@ def _with_tier_weights(instances: dict[str, _Instance]) -> dict[str, _Instance]:
 
 
 def _only(instances: Mapping[str, _Instance], type_name: str, model: type[_P]) -> _P | None:
-    found = [i for i in instances.values() if i.row.type == type_name]
+    found = [i for i in instances.values() if i.row.type_name == type_name]
     if len(found) > 1:
         raise ConfigError(f"plugins: {type_name} is configured {len(found)} times; one is allowed")
     return cast(model, found[0].parameters) if found else None  # type: ignore[valid-type]
@@ -213,9 +210,9 @@ def _only(instances: Mapping[str, _Instance], type_name: str, model: type[_P]) -
 
 def _check_consumers(instances: Mapping[str, _Instance], origin: str) -> None:
     """Every consumer of prefix matches must be satisfied by the producer it names."""
-    precise = [i.name for i in instances.values() if i.row.type == PRECISE_PRODUCER]
+    precise = [i.name for i in instances.values() if i.row.type_name == PRECISE_PRODUCER]
     for instance in instances.values():
-        if instance.row.type not in ("prefix-cache-scorer", P2P_PRODUCER):
+        if instance.row.type_name not in ("prefix-cache-scorer", P2P_PRODUCER):
             continue
         wanted = getattr(instance.parameters, "prefix_match_info_producer_name", None)
         if wanted is not None and wanted not in precise:
@@ -279,7 +276,7 @@ def _handler(
         raise ConfigError(
             f"{origin}: {' and '.join(h.name for h in handlers)}: one profile handler is allowed"
         )
-    if handlers and handlers[0].row.type == "disagg-profile-handler":
+    if handlers and handlers[0].row.type_name == "disagg-profile-handler":
         return _disagg(handlers[0], instances, profiles, origin)
     if len(profiles) != 1:
         raise ConfigError(f"{origin}: single-profile-handler takes one profile, found {', '.join(profiles)}")

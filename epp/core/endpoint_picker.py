@@ -1,8 +1,8 @@
 """The facade that the live server and the simulator both drive: plain values in, plain values out.
 
 One thread owns an `EndpointPicker`; no method awaits, so every call is atomic and there are no locks.
-Life of a request: `schedule` (books load) -> `first_token` -> `release` (idempotent). Events, metrics
-and endpoint changes enter sideways.
+Life of a request: `schedule` (books load) -> `first_token` -> `release` (idempotent). Metrics, endpoint
+changes and, through `cache`, the engines' events enter sideways.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
-from epp.core.events import Applied, EventBatch, ReplayNeeded
 from epp.core.kv_source import choose_source
 from epp.core.load_ledger import LoadLedger
 from epp.core.thresholds import NO_THRESHOLDS, PullThresholds, SourcePolicy, effective_policy
@@ -74,6 +73,7 @@ class EndpointPicker:
     # --- the pool -------------------------------------------------------------------------------
     @property
     def cache(self) -> CacheView:
+        """What the engines said they hold: cache events enter here."""
         return self._cache
 
     @property
@@ -105,22 +105,6 @@ class EndpointPicker:
         """Latest scrape; ignored for an endpoint that has left the pool."""
         if endpoint_id in self._endpoints:
             self._metrics[endpoint_id] = metrics
-
-    # --- cache events ---------------------------------------------------------------------------
-    def apply_events(
-        self,
-        endpoint_id: EndpointId,
-        seq: int,
-        batch: EventBatch | None,
-        now_s: float,
-        *,
-        replayed: bool = False,
-    ) -> Applied | ReplayNeeded:
-        """One message of an engine's event stream; None: it could not be decoded."""
-        return self._cache.on_batch(endpoint_id, seq, batch, now_s, replayed=replayed)
-
-    def replay_ended(self, endpoint_id: EndpointId, ok: bool, now_s: float) -> Applied | ReplayNeeded:
-        return self._cache.on_replay_end(endpoint_id, ok, now_s)
 
     # --- thresholds -----------------------------------------------------------------------------
     def set_thresholds(self, thresholds: PullThresholds) -> None:

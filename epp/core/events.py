@@ -33,14 +33,16 @@ class BlockStored:
     extra_keys: tuple[tuple[object, ...] | None, ...] | None = None
     has_extra_keys: bool = False
     group_kind: str = "full_attention"
+    group_idx: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """`hashes` are gone from `tier`."""
+    """`hashes` are gone from `tier`. Removals name no group kind, only the group's number."""
 
     tier: CacheTier
     hashes: tuple[EngineBlockHash, ...]
+    group_idx: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,24 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffered:
+    """The batch waits for the end of a replay; `batches` wait in all."""
+
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayNeeded:
     """The stream has a hole: ask the engine's replay socket for everything from `from_seq` on.
 
+    The replay starts one batch before the hole where we can tell that batch again (a restarted
+    engine answers with another one). Batches of any older replay must not be passed on from now on.
     `cleared` says that what we held of the endpoint was dropped (restart, failed replay).
     """
 
     from_seq: int
     cleared: bool
-    reason: str  # "first_contact" | "gap" | "undecodable" | "restart"
+    reason: str  # "first_contact" | "reconnect" | "gap" | "undecodable" | "restart" | "replay_failed"
+
+
+BatchResult = Applied | Buffered | ReplayNeeded

@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 class PluginType:
     """`build` makes the instance; None where the parameters only configure something else."""
 
-    type: str
+    type_name: str
     kind: Kind
     parameters: type[Parameters] = NoParameters
     build: Callable[[str, Any], object] | None = None
@@ -86,4 +86,4 @@ _ROWS = (
     PluginType("file-discovery", Kind.DISCOVERY, producers.FileDiscoveryParameters),
 )
 
-PLUGIN_TYPES: Mapping[str, PluginType] = {row.type: row for row in _ROWS}
+PLUGIN_TYPES: Mapping[str, PluginType] = {row.type_name: row for row in _ROWS}

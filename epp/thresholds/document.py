@@ -12,7 +12,7 @@ spec:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -69,15 +69,17 @@ def parse_thresholds(text: str, origin: str) -> PullThresholds:
 def merge(documents: Iterable[PullThresholds]) -> PullThresholds:
     """Field by field; a later document wins where it sets a field."""
     merged = NO_THRESHOLDS
-    for document in documents:
+    for later in documents:
         merged = PullThresholds(
-            *(
-                theirs if theirs is not None else ours
-                for ours, theirs in (
-                    (merged.enabled, document.enabled),
-                    (merged.min_cached_token_delta, document.min_cached_token_delta),
-                    (merged.require_verified, document.require_verified),
-                )
-            )
+            _later(merged.enabled, later.enabled),
+            _later(merged.min_cached_token_delta, later.min_cached_token_delta),
+            _later(merged.require_verified, later.require_verified),
         )
     return merged
+
+
+_T = TypeVar("_T")
+
+
+def _later(ours: _T | None, theirs: _T | None) -> _T | None:
+    return ours if theirs is None else theirs

@@ -1,0 +1,69 @@
+"""Names of KV blocks: a chained 32-byte hash of tokens and extra keys, rooted in the hash seed.
+
+As in vLLM: a name covers the whole prefix; `cache_salt` enters block 0 only, the LoRA name every
+block; two engines share blocks only with equal seed, algorithm and block size. Events publish the low 64 bits
+as an integer, the peer-to-peer channel the whole hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ExtraKeys = tuple[str, ...] | None
+
+
+def _blake2b(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+ALGORITHMS: Final[dict[str, Callable[[bytes], bytes]]] = {"sha256": _sha256, "blake2b": _blake2b}
+
+
+def event_hash(name: bytes) -> int:
+    """The form of a block's name in KV events: its low 64 bits."""
+    return int.from_bytes(name[-8:], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A full block: its name and everything an event says of it."""
+
+    name: bytes
+    parent: bytes | None  # None: first block of its prompt
+    index: int  # position in the prompt, in blocks
+    tokens: tuple[int, ...]
+    extra_keys: ExtraKeys
+    lora_name: str | None
+
+
+class BlockHasher:
+    """Splits token sequences into full blocks and names them."""
+
+    def __init__(self, *, block_size: int, seed: str, algorithm: str) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"hash algorithm {algorithm!r}: choose from {sorted(ALGORITHMS)}")
+        self.block_size = block_size
+        self._digest = ALGORITHMS[algorithm]
+        self._root = self._digest(b"kvpull-root\0" + seed.encode())
+
+    def extend(
+        self, chain: list[Block], tokens: Sequence[int], *, salt: str | None, lora_name: str | None
+    ) -> None:
+        """Append to `chain` every full block of `tokens` that it does not have yet."""
+        size = self.block_size
+        while (len(chain) + 1) * size <= len(tokens):
+            start = len(chain) * size
+            parent = chain[-1].name if chain else None
+            keys = tuple(key for key in (lora_name, salt if not chain else None) if key)
+            block_tokens = tuple(tokens[start : start + size])
+            data = (parent or self._root) + array("I", block_tokens).tobytes() + "\0".join(keys).encode()
+            name = self._digest(data)
+            chain.append(Block(name, parent, len(chain), block_tokens, keys or None, lora_name))

@@ -1,0 +1,76 @@
+"""Rows 1, 2 and 6: nothing moves. A cold prefix, a local hit, a restore from the own CPU tier."""
+
+from __future__ import annotations
+
+from deploy.local.client import COMPLETIONS
+from deploy.local.envoy import LAB_SUBSET_HEADER
+from deploy.local.scenario.observe import ask, expect_answered, expect_no_transfer, make_row
+from deploy.local.scenario.row import Findings, Row
+from deploy.local.scenario.texts import assistant, chat, question, user
+from deploy.local.scenario.world import ANSWER_TOKENS, DOCUMENT_TOKENS, OWNER, World
+
+_EVICTION_PROMPTS = 2
+_EVICTION_TOKENS = 31_000
+
+
+async def cold_prefix(world: World) -> Row:
+    """Row 1. The lab listener's hint makes `OWNER` the one that computes."""
+    findings = Findings()
+    first = question(world.document, "Who wrote the numbers down?")
+    headers = {LAB_SUBSET_HEADER: world.fleet.engine_spec(OWNER).address.serving}
+    body = chat([first], max_tokens=ANSWER_TOKENS)
+    seen = await ask(world.fleet, body, "row-01", client=world.fleet.lab, headers=headers)
+    findings.equal("reason", seen.decision.reason, "no_holder")
+    findings.equal("cached tokens", seen.computed.cached_tokens, 0)
+    expect_no_transfer(findings, seen)
+    expect_answered(findings, seen)
+    findings.true(seen.answer.prompt_tokens > DOCUMENT_TOKENS, "the prompt is shorter than the document")
+    world.first_answer = seen.answer.text
+    world.conversation = [first, assistant(seen.answer.text)]
+    await world.until_known(OWNER, seen.answer.prompt_tokens)
+    return world.finish(make_row(1, "cold prefix", seen, "nobody holds it: computed, no transfer", findings))
+
+
+async def owner_idle(world: World) -> Row:
+    """Row 2: the next turn of the same conversation."""
+    findings = Findings()
+    messages = [*world.conversation, user("And who read them out?")]
+    seen = await ask(world.fleet, chat(messages, max_tokens=ANSWER_TOKENS), "row-02")
+    findings.equal("destination", seen.decision.destination, OWNER)
+    findings.equal("reason", seen.decision.reason, "local_best")
+    held = DOCUMENT_TOKENS // world.block_size * world.block_size
+    findings.true(
+        seen.computed.device_hit_tokens >= held,
+        f"device hits are {seen.computed.device_hit_tokens} tokens, expected at least {held}",
+    )
+    expect_no_transfer(findings, seen)
+    expect_answered(findings, seen)
+    world.conversation = [*messages, assistant(seen.answer.text)]
+    await world.until_known(OWNER, seen.answer.prompt_tokens)
+    return world.finish(make_row(2, "owner idle", seen, "local hit, no transfer", findings))
+
+
+async def evicted_device_tier(world: World) -> Row:
+    """Row 6. Unrelated prompts push the document out of the owner's device tier; its CPU tier keeps it."""
+    findings = Findings()
+    await world.forget(world.others)
+    await _push_out_of_device_tier(world)
+    seen = await ask(world.fleet, world.body("Which ship came last?"), "row-06")
+    findings.equal("destination", seen.decision.destination, OWNER)
+    findings.equal("reason", seen.decision.reason, "local_best")
+    findings.true(seen.computed.restored_tokens > 0, "nothing was restored from the own CPU tier")
+    findings.equal(
+        "cached tokens", seen.computed.cached_tokens, DOCUMENT_TOKENS // world.block_size * world.block_size
+    )
+    expect_no_transfer(findings, seen)
+    expect_answered(findings, seen)
+    expected = "restored from the owner's own CPU tier, not pulled"
+    return world.finish(make_row(6, "device tier evicted", seen, expected, findings))
+
+
+async def _push_out_of_device_tier(world: World) -> None:
+    client = world.fleet.engine_client(OWNER)
+    for number in range(_EVICTION_PROMPTS):
+        prompt = world.texts.document(f"unrelated {number}", _EVICTION_TOKENS)
+        body = {"prompt": prompt, "max_tokens": 1}
+        await client.stream(COMPLETIONS, body, request_id=f"evict-{number}")

@@ -1,0 +1,66 @@
+"""The whole scenario, in the order in which each row finds what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from deploy.local.fleet import Fleet
+from deploy.local.report import Reporter
+from deploy.local.scenario import balance, disagg, faults, locality, mismatch, pulls, warm_up
+from deploy.local.scenario.row import Check, Row
+from deploy.local.scenario.texts import Texts
+from deploy.local.scenario.world import OWNER, World
+
+ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows by number, and the extra checks."""
+
+    rows: tuple[Row, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def as_expected(self) -> bool:
+        """Every row is there and nothing came out otherwise."""
+        numbers = [row.number for row in self.rows]
+        wrong = any(row.problems for row in self.rows) or any(check.problems for check in self.checks)
+        return numbers == list(range(1, ROWS + 1)) and not wrong
+
+
+async def run_scenario(fleet: Fleet, report: Reporter, *, judge_ttft: bool) -> Result:
+    """Run all rows on a fleet that has just started.
+
+    Raises:
+        FleetError: a precondition did not come true, or a part failed.
+    """
+    world = World(fleet, Texts(fleet.spec.tokenizer), report, judge_ttft)
+    cold, _ = await asyncio.gather(locality.cold_prefix(world), warm_up.touch_memory(world))
+    rows = [cold, await locality.owner_idle(world)]
+    await pulls.own_small_document(world)
+    await warm_up.open_sessions(world)
+    rows += await pulls.owner_busy(world)
+    rows.append(await locality.evicted_device_tier(world))
+    rows.append(await faults.restarted_picker(world))
+    rows.append(await faults.source_killed(world))
+    await _restart_owner(world)
+    rows.append(await balance.two_holders(world))
+    await _switch_to_disaggregation(world)
+    rows += await disagg.later_turns(world)
+    checks = (await mismatch.wrong_hash_seed(world),)
+    return Result(tuple(sorted(rows, key=lambda row: row.number)), checks)
+
+
+async def _restart_owner(world: World) -> None:
+    world.report.progress(f"restarting {OWNER}, starting an engine with another hash seed")
+    await asyncio.gather(world.fleet.start_engine(OWNER), mismatch.start_stranger(world))
+    await world.fleet.wait_live(world.fleet.spec.pods)
+
+
+async def _switch_to_disaggregation(world: World) -> None:
+    world.report.progress("restarting the picker for prefill/decode disaggregation")
+    await world.fleet.stop_picker()
+    await world.fleet.start_picker(disagg.PD_CONFIG, disagg.ROLES)
+    await world.fleet.wait_live(world.fleet.spec.pods)

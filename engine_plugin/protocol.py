@@ -1,0 +1,213 @@
+"""Control messages between two engines' transports: versioned, length-prefixed msgpack. Pure.
+
+A frame is a 4-byte big-endian length and one msgpack map with a `type` tag. The *client* is the
+consumer, which dials; the *server* is the producer, which never dials back. Each side decodes only
+what the other may send, so a message out of place is a bad frame like any other.
+
+    client                                server
+    Hello            ->                         identity, nonce, keyed
+                     <-  Hello                  the same, or Refused
+    Proof            ->                         only if keyed: HMAC over both hellos
+                     <-  Proof
+                     <-  Accepted | Refused
+    MoverInfo        ->                         where to write; again whenever the mover is replaced
+    Lookup           ->  <-  Found | Declined   blocks held and leased, or why not
+    Move             ->  <-  Progress* Ended    or Declined: never started
+    Cancel, Release, Ping -> <- Pong
+
+Nothing about memory is in any message before `Accepted`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from engine_plugin import wire
+from engine_plugin.identity import PeerIdentity
+
+VERSION: Final = wire.P2P_PROTOCOL_VERSION
+MAGIC: Final = "kvpull"
+HEADER_BYTES: Final = 4
+HANDSHAKE_BYTES: Final = 4096  # largest frame before `Accepted`
+NONCE_BYTES: Final = 32
+MAC_BYTES: Final = 32
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+Word = Annotated[int, msgspec.Meta(ge=0)]  # unsigned 64 bits: addresses, checksums, generations
+Token = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Detail = Annotated[str, msgspec.Meta(max_length=256)]
+BlockHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
+Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1 << 16)]
+
+RefusalReason = Literal["auth", "identity", "protocol", "limit"]
+DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed"]
+EndReason = Literal["done", "cancelled", "failed", "mover_down"]
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of this protocol; closes the connection they came on."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type"):
+    """Base of every message."""
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """First frame of either side. `keyed` says whether the sender requires a proof."""
+
+    magic: Literal["kvpull"]
+    protocol: int
+    identity: PeerIdentity
+    nonce: Nonce
+    keyed: bool
+
+
+class Proof(Message, frozen=True, tag="proof"):
+    """HMAC-SHA256 over the role and both hello frames (see `transport.handshake`)."""
+
+    mac: Mac
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The server is satisfied; requests may follow."""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The server ends the handshake; `detail` names the identity field or the limit."""
+
+    reason: RefusalReason
+    detail: Detail = ""
+
+
+class MoverInfo(Message, frozen=True, tag="mover"):
+    """The client's mover: what the server's mover needs to write into its tier."""
+
+    epoch: Id
+    agent: Token
+    metadata: Metadata
+    base_address: Word
+    slots: Count
+
+
+class Lookup(Message, frozen=True, tag="lookup"):
+    """Which contiguous prefix of `hashes` do you hold? Wait up to `wait_ms` for an announced supply."""
+
+    id: Id
+    kv_request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    hashes: list[BlockHash]
+    wait_ms: Count = 0
+
+
+class Found(Message, frozen=True, tag="found"):
+    """A lease over the first `len(checksums)` blocks asked, for `lease_ms`."""
+
+    id: Id
+    lease_id: Token
+    generations: list[Word]
+    checksums: list[Word]
+    lease_ms: Count
+
+
+class Declined(Message, frozen=True, tag="declined"):
+    """The look-up gave nothing, or the move never started: no byte was or will be written."""
+
+    id: Id
+    reason: DeclineReason
+    detail: Detail = ""
+
+
+class Move(Message, frozen=True, tag="move"):
+    """Write the lease's first `len(slots)` blocks into these slots of mover `epoch`; single use."""
+
+    id: Id
+    tag: Token
+    lease_id: Token
+    epoch: Id
+    slots: list[Count]
+    generations: list[Word]
+
+
+class Progress(Message, frozen=True, tag="progress"):
+    """`chunks` written so far."""
+
+    id: Id
+    chunks: Count
+
+
+class Ended(Message, frozen=True, tag="ended"):
+    """The move is over at the server. `settled`: no write of it can arrive any more."""
+
+    id: Id
+    reason: EndReason
+    settled: bool
+    bytes: Count
+    detail: Detail = ""
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Give up the look-up or move `id`; a started move is still answered with `Ended`."""
+
+    id: Id
+
+
+class Release(Message, frozen=True, tag="release"):
+    """Give a lease back; unknown ones are ignored."""
+
+    lease_id: Token
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """Are you there?"""
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """Yes."""
+
+
+ClientMessage = Hello | Proof | MoverInfo | Lookup | Move | Cancel | Release | Ping
+ServerMessage = Hello | Proof | Accepted | Refused | Found | Declined | Progress | Ended | Pong
+
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_from_client: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_from_server: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One whole frame."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+def payload_bytes(header: bytes, limit_bytes: int) -> int:
+    """Length that a frame header announces.
+
+    Raises:
+        FrameError: empty, or longer than `limit_bytes` (an HTTP request line lands here too).
+    """
+    length = int.from_bytes(header, "big")
+    if not 0 < length <= limit_bytes:
+        raise FrameError(f"frame of {length} bytes; 1 to {limit_bytes} are allowed here")
+    return length
+
+
+def decode_client(payload: bytes) -> ClientMessage:
+    """A message from the consumer. Raises FrameError."""
+    return _decode(_from_client, payload)
+
+
+def decode_server(payload: bytes) -> ServerMessage:
+    """A message from the producer. Raises FrameError."""
+    return _decode(_from_server, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise FrameError(f"not a message of this protocol: {exc}") from exc

@@ -1,0 +1,43 @@
+"""What a peer may ask for, and how long anything may take. Values only.
+
+Limits are what *this* side grants each peer; exceeding one is answered at once with `refused_limit`.
+Deadlines bound every wait: a dead, mute, frozen or slow peer costs at most these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one transport. Per peer (its instance) unless said otherwise."""
+
+    # --- granted to a peer ---------------------------------------------------------------------
+    connections: int = 256  # all peers together, handshakes included
+    connections_per_peer: int = 4
+    lookups_outstanding: int = 64
+    hashes_per_lookup: int = 65_536
+    leases: int = 64
+    moves_in_flight: int = 32
+    bytes_in_flight: int = 8 << 30
+    message_bytes: int = 8 << 20  # one control frame after the handshake
+    lease_s: float = 10.0  # pins of an offer that nobody fetches or that never finishes
+    lookup_wait_s: float = 30.0  # longest announced-supply wait a peer may ask for
+
+    # --- our own waits -------------------------------------------------------------------------
+    connect_s: float = 1.0
+    handshake_s: float = 1.0
+    progress_s: float = 1.0  # a started move without a further chunk
+    first_progress_s: float = 2.0  # the same before its first chunk: wire-up is lazy
+    ping_s: float = 1.0  # a session asks for a sign of life this often
+    silence_s: float = 4.0  # and ends after hearing nothing for this long
+    redial_s: float = 0.25  # after a failed dial; doubles up to redial_max_s, answered `unreachable`
+    redial_max_s: float = 4.0
+    quarantine_s: float = 5.0  # an unresolved move's slots; then our mover is replaced
+    mover_start_s: float = 20.0  # agent creation takes 0.4 s on an idle machine
+    drain_s: float = 1.0  # transfers already posted when something is stopped
+
+    # --- the move ------------------------------------------------------------------------------
+    chunk_bytes: int = 4 << 20
+    chunks_in_flight: int = 6

@@ -1,0 +1,171 @@
+"""The mover process: `python -m engine_plugin.transport.mover`, one beside each engine rank.
+
+It maps the engine's tier, owns the NIXL agent on its only thread, and knows nothing else: no key, no
+prompt, no peer address. So it may be killed, or be aborted by a peer's death, at any time; the engine
+starts another under the next epoch. It ends when the link closes (after draining what it has posted)
+or with its parent (`PR_SET_PDEATHSIG`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Final
+
+import numpy as np
+
+from engine_plugin import protocol
+from engine_plugin.transport import mover_messages as messages
+from engine_plugin.transport.mover_agent import Agent
+from engine_plugin.transport.mover_moves import Moves
+
+ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
+IDLE_POLL_MS: Final = 500.0  # only to notice peers that left
+LINGER_S: Final = 0.05  # active polling after the last activity, so that a notification leaves
+DRAIN_S: Final = 1.0
+EAGER_ROUNDS: Final = 50  # polls without a pause after something moved
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Link:
+    """The mover's end of the socket pair: frames in, reports out. Blocking writes, bounded reads."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._buffer = bytearray()
+        self.closed = False
+
+    def wait(self, timeout_ms: float) -> bool:
+        """Whether the engine has something to say, after at most `timeout_ms`."""
+        if timeout_ms <= 0 or timeout_ms >= 1:
+            return bool(self._poll.poll(timeout_ms))
+        ready, _, _ = select.select([self._socket], [], [], timeout_ms / 1000)
+        return bool(ready)
+
+    def read(self) -> list[messages.AnyOrder]:
+        """Every whole order that has arrived; sets `closed` at end of stream."""
+        data = self._socket.recv(1 << 20)
+        self.closed = not data
+        self._buffer += data
+        orders: list[messages.AnyOrder] = []
+        while len(self._buffer) >= protocol.HEADER_BYTES:
+            header = bytes(self._buffer[: protocol.HEADER_BYTES])
+            end = protocol.HEADER_BYTES + protocol.payload_bytes(header, messages.LINK_FRAME_BYTES)
+            if len(self._buffer) < end:
+                break
+            orders.append(messages.decode_order(bytes(self._buffer[protocol.HEADER_BYTES : end])))
+            del self._buffer[:end]
+        return orders
+
+    def send(self, report: messages.Report) -> None:
+        """One report; a link whose other end is gone is closed, not an error."""
+        try:
+            self._socket.sendall(protocol.encode(report))
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
+
+
+class Mover:
+    """The loop: orders from the link, progress of moves, arrivals from peers."""
+
+    def __init__(self, link: Link, agent: Agent, moves: Moves) -> None:
+        self._link = link
+        self._agent = agent
+        self._moves = moves
+        self._expected: set[str] = set()
+
+    def run(self) -> None:
+        """Until the link closes; then drain for at most `DRAIN_S`."""
+        eager = 0
+        linger_until_s = 0.0
+        while not self._link.closed:
+            busy = self._moves.active or bool(self._expected)
+            now_s = time.monotonic()
+            if busy:
+                linger_until_s = now_s + LINGER_S
+            active = now_s < linger_until_s
+            pause_ms = (0.0 if eager else ACTIVE_POLL_MS) if active else IDLE_POLL_MS
+            if self._link.wait(pause_ms):
+                for order in self._link.read():
+                    self._obey(order)
+            moved = self._moves.step() | self._collect()
+            eager = EAGER_ROUNDS if moved else max(0, eager - 1)
+        self._drain()
+
+    def _drain(self) -> None:
+        self._moves.cancel_all()
+        until = time.monotonic() + DRAIN_S
+        while self._moves.active and time.monotonic() < until:
+            self._moves.step()
+            time.sleep(ACTIVE_POLL_MS / 1000)
+
+    def _collect(self) -> bool:
+        tags = self._agent.arrivals()
+        for tag in tags:
+            if tag in self._expected:
+                self._expected.discard(tag)
+                self._link.send(messages.Arrived(tag))
+        return bool(tags)
+
+    def _obey(self, order: messages.AnyOrder) -> None:
+        match order:
+            case messages.StartMove():
+                self._moves.start(order)
+            case messages.Expect(tag=tag):
+                self._expected.add(tag)
+            case messages.Unexpect(tag=tag):
+                self._expected.discard(tag)
+            case messages.CancelMove(tag=tag):
+                self._moves.cancel(tag)
+            case messages.Proceed(tag=tag):
+                self._moves.proceed(tag)
+            case messages.AddPeer(agent=agent, metadata=metadata):
+                self._agent.add_peer(agent, metadata)
+            case messages.DropPeer(agent=agent):
+                self._moves.drop_peer(agent)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL when the parent ends, however it ends; at once if it already has."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit("the engine ended before its mover started")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mover", description=__doc__)
+    for name in ("--link-fd", "--tier-fd", "--slots", "--slot-bytes", "--parent-pid"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--agent", required=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Map, register, report ready, run."""
+    args = _arguments()
+    die_with_parent(args.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which then closes the link
+    link = Link(args.link_fd)
+    total_bytes = args.slots * args.slot_bytes
+    tier = mmap.mmap(args.tier_fd, total_bytes)
+    array: Any = np.frombuffer(tier, dtype=np.uint8)
+    base_address = int(array.ctypes.data)
+    agent = Agent(args.agent, base_address, total_bytes)
+    link.send(messages.Ready(agent.name, agent.metadata, base_address))
+    Mover(link, agent, Moves(agent, args.slots, args.slot_bytes, link.send)).run()
+    sys.stderr.flush()
+    os._exit(0)  # destroying an agent can abort or hang; the process is the unit of clean-up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The consumer's side of the control channel: one session to one source, many pulls over it by id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from engine_plugin import protocol
+from engine_plugin.identity import Address, PeerIdentity, format_address
+from engine_plugin.protocol import (
+    Accepted,
+    Cancel,
+    Declined,
+    Ended,
+    Found,
+    FrameError,
+    Hello,
+    Lookup,
+    Message,
+    Move,
+    MoverInfo,
+    Ping,
+    Pong,
+    Progress,
+    Proof,
+    Refused,
+    Release,
+    ServerMessage,
+)
+from engine_plugin.transport import handshake
+from engine_plugin.transport.channel import Channel, ChannelClosed
+from engine_plugin.transport.handshake import Refusal
+from engine_plugin.transport.limits import Limits
+from engine_plugin.transport.mover_link import Mover
+from engine_plugin.transport.stats import TransportStats
+from engine_plugin.transport.types import PullError, PullReason
+
+_REFUSED: Final = {
+    "auth": PullReason.REFUSED_AUTH,
+    "identity": PullReason.REFUSED_IDENTITY,
+    "protocol": PullReason.PROTOCOL,
+    "limit": PullReason.REFUSED_LIMIT,
+}
+
+M = TypeVar("M", bound=Message)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class MoveCall:
+    """A move we asked for. `ended` always resolves; with None when the session ended first."""
+
+    id: int
+    tag: str
+    slots: tuple[int, ...]
+    ended: asyncio.Future[Ended | Declined | None]
+    heard_at_s: float
+    chunks: int = 0
+
+
+class OutboundSession:
+    """An accepted session. Create with `connect`; over when `closed` is done."""
+
+    def __init__(
+        self, source: Address, channel: Channel, peer: str, limits: Limits, stats: TransportStats
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.source = source
+        self.peer = peer
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._channel = channel
+        self._limits = limits
+        self._stats = stats
+        self._next_id = 0
+        self._lookups: dict[int, asyncio.Future[Found | Declined | None]] = {}
+        self._moves: dict[int, MoveCall] = {}
+        self._told_epoch = 0
+        self._reading = asyncio.create_task(self._run(), name=f"p2p-out-{format_address(source)}")
+        self._pinging = asyncio.create_task(self._ping(), name=f"p2p-ping-{format_address(source)}")
+        stats.sessions_out += 1
+
+    @classmethod
+    async def connect(
+        cls, source: Address, identity: PeerIdentity, key: bytes | None, limits: Limits, stats: TransportStats
+    ) -> OutboundSession:
+        """Dial and shake hands within `connect_s` + `handshake_s`. Raises PullError."""
+        name = format_address(source)
+        try:
+            async with asyncio.timeout(limits.connect_s):
+                reader, writer = await asyncio.open_connection(*source)
+        except (OSError, TimeoutError, ValueError) as exc:
+            raise PullError(PullReason.UNREACHABLE, f"{name}: {exc or type(exc).__name__}") from exc
+        channel = Channel(reader, writer, send_limit_bytes=2 * limits.message_bytes)
+        try:
+            async with asyncio.timeout(limits.handshake_s):
+                peer = await _shake_hands(channel, identity, key, stats, name)
+        except TimeoutError as exc:
+            channel.abort()
+            raise PullError(PullReason.TIMEOUT, f"{name} did not finish the handshake") from exc
+        except ChannelClosed as exc:
+            channel.abort()
+            raise PullError(PullReason.DISCONNECTED, f"{name} closed during the handshake") from exc
+        except FrameError as exc:
+            channel.abort()
+            stats.bad_frames += 1
+            raise PullError(PullReason.PROTOCOL, f"{name}: {exc}") from exc
+        except BaseException:
+            channel.abort()
+            raise
+        return cls(source, channel, peer, limits, stats)
+
+    def mover_changed(self, mover: Mover) -> None:
+        """Tell the source where to write from now on."""
+        if mover.epoch == self._told_epoch:
+            return
+        self._told_epoch = mover.epoch
+        self._channel.send(
+            MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
+        )
+
+    async def lookup(self, kv_request_id: str, hashes: Sequence[bytes], wait_s: float) -> Found | Declined:
+        """Ask; the caller bounds the wait, and cancelling takes the question back.
+
+        Raises:
+            PullError: DISCONNECTED, or PROTOCOL for an answer that cannot be one to this question.
+        """
+        request_id = self._new_id()
+        answer: asyncio.Future[Found | Declined | None] = self._loop.create_future()
+        self._lookups[request_id] = answer
+        try:
+            self._channel.send(Lookup(request_id, kv_request_id, list(hashes), int(wait_s * 1000)))
+            if self.closed.done():
+                answer.set_result(None)
+            found = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and isinstance(late := answer.result(), Found):
+                self.release(late.lease_id)
+            self._channel.send(Cancel(request_id))
+            raise
+        finally:
+            self._lookups.pop(request_id, None)
+        if found is None:
+            raise PullError(PullReason.DISCONNECTED, format_address(self.source))
+        return found
+
+    def move(
+        self, lease_id: str, mover: Mover, slots: tuple[int, ...], generations: tuple[int, ...]
+    ) -> MoveCall:
+        """Ask to have `slots` written; the answer is in the call's `ended`."""
+        self.mover_changed(mover)
+        call = MoveCall(
+            self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
+        )
+        if self.closed.done():
+            call.ended.set_result(None)
+            return call
+        self._moves[call.id] = call
+        self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations)))
+        return call
+
+    def cancel(self, call: MoveCall) -> None:
+        """Ask the source to stop writing; `ended` still tells when it has."""
+        if not call.ended.done():
+            self._channel.send(Cancel(call.id))
+
+    def release(self, lease_id: str) -> None:
+        """Give a lease back."""
+        self._channel.send(Release(lease_id))
+
+    async def close(self) -> None:
+        """End the session; every call resolves with None."""
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    async def _run(self) -> None:
+        reason = "closed by the peer"
+        try:
+            while True:
+                self._hear(await self._channel.from_server(self._limits.message_bytes))
+        except ChannelClosed:
+            pass
+        except FrameError as exc:
+            self._stats.bad_frames += 1
+            reason = str(exc)
+        finally:
+            self._pinging.cancel()
+            self._stats.sessions_out -= 1
+            self._end()
+            log.info("session to %s ended: %s", format_address(self.source), reason)
+            await self._channel.close()
+
+    def _end(self) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+        for answer in self._lookups.values():
+            if not answer.done():
+                answer.set_result(None)
+        for call in self._moves.values():
+            if not call.ended.done():
+                call.ended.set_result(None)
+        self._moves.clear()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ping_s)
+            silent_s = self._loop.time() - self._channel.heard_at_s
+            if silent_s > self._limits.silence_s:
+                log.warning("%s is silent for %.1f s", format_address(self.source), silent_s)
+                self._channel.abort()
+                return
+            self._channel.send(Ping())
+
+    def _hear(self, message: ServerMessage) -> None:
+        match message:
+            case Found(id=request_id, lease_id=lease_id):
+                if (answer := self._lookups.get(request_id)) is None or answer.done():
+                    self.release(lease_id)  # nobody waits any more
+                else:
+                    answer.set_result(message)
+            case Declined(id=request_id):
+                if (answer := self._lookups.get(request_id)) is not None and not answer.done():
+                    answer.set_result(message)
+                elif (call := self._moves.pop(request_id, None)) is not None:
+                    call.ended.set_result(message)
+            case Progress(id=request_id, chunks=chunks):
+                if (call := self._moves.get(request_id)) is not None:
+                    self._stats.chunks_reported += max(0, chunks - call.chunks)
+                    call.chunks = chunks
+                    call.heard_at_s = self._loop.time()
+            case Ended(id=request_id):
+                if (call := self._moves.pop(request_id, None)) is not None:
+                    call.ended.set_result(message)
+            case Pong():
+                pass
+            case _:
+                raise FrameError(f"{type(message).__name__} after the handshake")
+
+
+async def _shake_hands(
+    channel: Channel, identity: PeerIdentity, key: bytes | None, stats: TransportStats, name: str
+) -> str:
+    """The client's half of the handshake; returns the peer's instance. Raises PullError."""
+    peer = name
+    try:
+        ours = handshake.hello(identity, key)
+        channel.send(ours)
+        theirs = await _receive(channel, Hello)
+        handshake.check_hello(theirs, key)
+        if key is not None:
+            channel.send(Proof(handshake.proof(key, "client", ours, theirs)))
+            answer = await _receive(channel, Proof)
+            handshake.check_proof(answer.mac, key, "server", ours, theirs)
+        peer = theirs.identity.instance
+        handshake.check_identity(identity, theirs.identity)
+        await _receive(channel, Accepted)
+    except Refusal as refusal:
+        stats.count_refusal(peer, refusal.label)
+        log.warning("peer %s refused: %s %s", peer, refusal.reason, refusal.detail)
+        detail = refusal.detail if refusal.reason == "identity" else f"{name}: {refusal.detail}"
+        raise PullError(_REFUSED[refusal.reason], detail) from refusal
+    return peer
+
+
+async def _receive(channel: Channel, kind: type[M]) -> M:
+    message = await channel.from_server(protocol.HANDSHAKE_BYTES)
+    if isinstance(message, Refused):
+        raise Refusal(message.reason, message.detail)
+    if not isinstance(message, kind):
+        raise FrameError(f"{type(message).__name__} where {kind.__name__} was due")
+    return message

@@ -1,0 +1,181 @@
+"""The transport as the engine sees it: look up blocks at a peer, move them here, serve our own.
+
+One asyncio loop; every method is called on it and none blocks it. The parts: `consumer` (our pulls) over
+`dialer` and `outbound` sessions, `inbound` listener and `serving` (peers' pulls), one `mover_supervisor`
+for both, and `quarantine` between a pull that was given up and the reuse of its slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from engine_plugin.identity import Address, PeerIdentity
+from engine_plugin.transport.checksums import Checksums
+from engine_plugin.transport.consumer import Consumer
+from engine_plugin.transport.dialer import Dialer
+from engine_plugin.transport.faults import Faults
+from engine_plugin.transport.inbound import Listener
+from engine_plugin.transport.leases import LeaseBook
+from engine_plugin.transport.limits import Limits
+from engine_plugin.transport.mover_link import Mover
+from engine_plugin.transport.mover_supervisor import MoverSupervisor
+from engine_plugin.transport.outbound import OutboundSession
+from engine_plugin.transport.quarantine import Quarantine
+from engine_plugin.transport.serving import Producer
+from engine_plugin.transport.stats import TransportStats
+from engine_plugin.transport.tier_memory import TierMemory
+from engine_plugin.transport.types import BlockStore, Fetched, Offer
+
+log = logging.getLogger(__name__)
+
+
+class PeerTransport:
+    """Pulls of one engine rank, both directions.
+
+    Attributes:
+        address: where it listens; with the real port once started.
+        stats: plain counters, see `TransportStats`.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: Address,
+        identity: PeerIdentity,
+        tier: TierMemory,
+        store: BlockStore,
+        key: bytes | None,
+        limits: Limits | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        """Create it on the loop it will run on; nothing runs before `start`.
+
+        Raises:
+            ValueError: the identity's block size is not the tier's slot size, or the key is too short.
+        """
+        if identity.block_bytes != tier.slot_bytes:
+            raise ValueError(f"blocks of {identity.block_bytes} bytes in slots of {tier.slot_bytes}")
+        if key is not None and len(key) < 16:
+            raise ValueError("a peer key has at least 16 bytes")
+        limits = limits or Limits()
+        self.address = listen
+        self.stats = TransportStats()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-checksum")
+        self._keyed = key is not None
+        checksums = Checksums(tier, self._threads)
+        name = f"{identity.instance}-{identity.rank}"
+        self._movers = MoverSupervisor(name, tier, limits, self._mover_changed)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(
+            Producer(
+                identity=identity,
+                key=key,
+                store=store,
+                checksums=checksums,
+                movers=self._movers,
+                leases=LeaseBook(store, limits, self.stats),
+                limits=limits,
+                stats=self.stats,
+                faults=faults,
+                tasks=self._tasks,
+            )
+        )
+
+        async def connect(source: Address) -> OutboundSession:
+            return await OutboundSession.connect(source, identity, key, limits, self.stats)
+
+        self._dialer = Dialer(connect, limits, self._session_opened)
+        self._consumer = Consumer(
+            identity=identity,
+            slots=tier.slots,
+            checksums=checksums,
+            dialer=self._dialer,
+            movers=self._movers,
+            quarantine=Quarantine(limits, self.stats, self._movers.retire, store.slots_usable),
+            usable=store.slots_usable,
+            limits=limits,
+            stats=self.stats,
+        )
+
+    @property
+    def mover_pid(self) -> int | None:
+        """Process id of the mover now in use, for fault injection and diagnosis."""
+        return self._movers.current.pid if self._movers.current is not None else None
+
+    async def start(self) -> None:
+        """Start the mover and listen; returns when pulls can be made and served.
+
+        Raises:
+            MoverDown: the mover does not start.
+            OSError: the address cannot be bound.
+        """
+        if not self._keyed:
+            log.warning("no peer key is set: any peer of equal identity is trusted")
+        await self._movers.start()
+        try:
+            self.address = await self._listener.start(self.address)
+        except OSError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop serving, end every pull, end the mover; idempotent.
+
+        Pulls in progress fail with `DISCONNECTED`; when this returns, `slots_usable` has named every
+        quarantined slot and every lease is released.
+        """
+        await self._dialer.stop()
+        await self._listener.stop()
+        await self._movers.stop()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self._threads.shutdown(wait=False)
+
+    async def lookup(
+        self,
+        source: Address,
+        kv_request_id: str,
+        hashes: Sequence[bytes],
+        *,
+        deadline_s: float,
+        wait_s: float = 0.0,
+    ) -> Offer:
+        """Ask `source` which contiguous prefix of `hashes` it holds, and have it pinned there.
+
+        Args:
+            deadline_s: for everything, a first connection included; should exceed `wait_s`.
+            wait_s: how long the source may wait for a supply announced under `kv_request_id`.
+
+        Raises:
+            PullError: MISS, REFUSED_*, UNREACHABLE, TIMEOUT, DISCONNECTED, PROTOCOL.
+        """
+        return await self._consumer.lookup(source, kv_request_id, hashes, deadline_s, wait_s)
+
+    async def fetch(self, offer: Offer, slots: Sequence[int], *, deadline_s: float) -> Fetched:
+        """Move the first `len(slots)` blocks of `offer` into `slots` of our tier and verify them.
+
+        Uses the offer up, whatever happens. If this call is *cancelled*, treat every slot as
+        quarantined: `slots_usable` names each of them in time, perhaps at once.
+
+        Raises:
+            PullError: with `quarantined`; slots not in it are free at once.
+            ValueError: the slots do not fit the offer or the tier.
+        """
+        return await self._consumer.fetch(offer, slots, deadline_s)
+
+    def abandon(self, offer: Offer) -> None:
+        """Give an offer back unfetched; idempotent, harmless after `fetch`."""
+        self._consumer.abandon(offer)
+
+    def _mover_changed(self, mover: Mover) -> None:
+        self.stats.mover_epoch = mover.epoch
+        self._listener.mover_changed(mover)
+        for session in self._dialer.sessions:
+            session.mover_changed(mover)
+
+    def _session_opened(self, session: OutboundSession) -> None:
+        if self._movers.current is not None:
+            session.mover_changed(self._movers.current)

@@ -1,0 +1,84 @@
+"""`kvpull`: the command line. One sub-command a task; each imports only what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from epp.core.errors import ConfigError
+
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+def duration_s(text: str) -> float:
+    """Seconds from `50ms`, `2s`, `1m` or a plain number."""
+    match = _DURATION.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a duration such as 50ms, 2s or 1m")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def boolean(text: str) -> bool:
+    """true or false, as Go flags are written (case S-G07: false must mean false)."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected true or false")
+    return text.lower() == "true"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="kvpull", description="Pull a busy peer's KV blocks instead of recomputing."
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    epp = commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)")
+    epp.add_argument("--config-file", type=Path, required=True, help="EndpointPickerConfig")
+    epp.add_argument(
+        "--endpoints-file", type=Path, help="static endpoint file (overrides file-discovery's path)"
+    )
+    epp.add_argument("--thresholds-dir", type=Path, help="mounted directory of PullThresholds documents")
+    epp.add_argument(
+        "--tokenizer", type=Path, help="directory of the model's tokenizer.json and chat template"
+    )
+    epp.add_argument("--listen-host", default="0.0.0.0", help="address of all ports")
+    epp.add_argument("--grpc-port", type=int, default=9002)
+    epp.add_argument("--grpc-health-port", type=int, default=9003)
+    epp.add_argument("--metrics-port", type=int, default=9090)
+    epp.add_argument(
+        "--debug-token-file", type=Path, help="bearer token of /debug/kvpull; absent: no debug routes"
+    )
+    epp.add_argument("--routing-key-file", type=Path, help="key that signs routing headers for the sidecars")
+    epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: random")
+    epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
+    epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
+    epp.add_argument("--refresh-metrics-interval", type=duration_s, default=0.05, metavar="DURATION")
+    epp.add_argument("--metrics-staleness-threshold", type=duration_s, default=2.0, metavar="DURATION")
+    epp.add_argument("--drain-timeout", type=duration_s, default=30.0, metavar="DURATION")
+    epp.add_argument(
+        "--lame-duck", type=duration_s, default=5.0, metavar="DURATION", help="unready but still accepting"
+    )
+    epp.add_argument("--max-body-bytes", type=int, default=32 << 20)
+    epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
+    epp.add_argument("--pool-name", help="accepted for drop-in use; not used with a static endpoint file")
+    epp.add_argument("--log-level", default="info")
+    epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for a configuration that must not start."""
+    arguments = parser().parse_args(argv)
+    from epp.app import serve  # gRPC and protobuf take 0.4 s to import; --help need not
+
+    try:
+        return serve(arguments)
+    except ConfigError as error:
+        print(f"kvpull: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""The sequence of one engine's event batches: in order, gap, restart. Pure; holds no cache content.
+
+    UNKNOWN --replay asked--> SYNCING --replayed to the end--> LIVE      everything from seq 0 was seen
+                                 ^                        \\--> PARTIAL   the beginning is lost: lower bound
+                                 +------ gap, undecodable batch, reconnect ------- LIVE, PARTIAL
+
+While a replay runs, live batches are held back (bounded) and follow it in order, so a late replay
+can never bring a removed block back (case S-C04). What a hole may have hidden are removals: if it
+cannot be filled, everything held of the endpoint is dropped. A replay starts one batch early where
+we remember that batch's digest: another digest there means another engine process.
+
+Without a usable replay socket: no claim until the first store that resolves, then PARTIAL.
+The owner performs each `Step` (clear, then apply, then ask for a replay) before the next call.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from epp.core.events import EventBatch, ReplayNeeded
+from epp.core.types import ClaimState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds per endpoint."""
+
+    held_batches: int = 4_096  # live batches waiting for a replay; oldest dropped first (replayed again)
+    held_events: int = 262_144
+    digests: int = 8_192  # how far back a repeated batch is told from a restarted engine's
+    failed_replays: int = 3  # in a row, then the engine is treated as having no replay socket
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the owner has to do, in this order."""
+
+    clear: bool = False
+    apply: tuple[EventBatch, ...] = ()
+    replay: ReplayNeeded | None = None
+    duplicate: bool = False
+    held: bool = False
+
+
+@dataclass(slots=True)
+class _Replay:
+    from_seq: int
+    verify: bool  # the first batch must be the one we applied last
+    progressed: bool = False  # brought at least one batch that we did not have
+
+
+class _Digests:
+    """Digests of the last applied batches, whose sequence numbers are contiguous."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.clear()
+
+    def clear(self) -> None:
+        self._ring = array("Q")
+        self._first = self._next = 0
+
+    def add(self, seq: int, digest: int) -> None:
+        if seq != self._next:
+            self.clear()
+            self._first = self._next = seq
+        if len(self._ring) < self._size:
+            self._ring.append(digest)
+        else:
+            self._ring[(seq - self._first) % self._size] = digest
+        self._next = seq + 1
+
+    def get(self, seq: int) -> int | None:
+        oldest = max(self._first, self._next - self._size)
+        return self._ring[(seq - self._first) % self._size] if oldest <= seq < self._next else None
+
+
+_NOTHING = Step()
+_DUPLICATE = Step(duplicate=True)
+_HELD = Step(held=True)
+
+
+class EventStream:
+    """State machine of one endpoint's stream between add and remove."""
+
+    def __init__(self, has_replay: bool, limits: StreamLimits | None = None) -> None:
+        self.state = ClaimState.UNKNOWN
+        self.next_seq: int | None = None  # None: no position yet
+        self._has_replay = has_replay
+        self._limits = limits or StreamLimits()
+        self._replay_usable = has_replay
+        self._failed_replays = 0
+        self._exact = False  # everything since seq 0 is in what we hold
+        self._replay: _Replay | None = None
+        self._held: deque[tuple[int, EventBatch]] = deque()
+        self._held_events = 0
+        self._digests = _Digests(self._limits.digests)
+
+    @property
+    def known_empty_start(self) -> bool:
+        """We saw this engine process from its first event on."""
+        return self._exact and self.state.has_claim
+
+    @property
+    def held_batches(self) -> int:
+        return len(self._held)
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def on_connect(self) -> Step:
+        """The subscription is (again) in place; it may be another process than before."""
+        if self._replay is not None:
+            return _NOTHING  # begun after the last disconnect, so it already asks the right process
+        self._failed_replays = 0
+        self._replay_usable = self._has_replay
+        if self._replay_usable:
+            return self._resync("first_contact" if self.next_seq is None else "reconnect")
+        return self._forget() if self.next_seq is not None else _NOTHING
+
+    def on_disconnect(self) -> Step:
+        """Events may be missed from now on: no claim until the same process is heard again."""
+        self._replay = None
+        self._drop_held()  # the next process must not inherit them; the same one replays them
+        if not self._replay_usable:
+            return self._forget() if self.next_seq is not None else _NOTHING
+        if self.state.has_claim:
+            self.state = ClaimState.SYNCING
+        return _NOTHING
+
+    # --- live batches ---------------------------------------------------------------------------
+
+    def on_live(self, seq: int, batch: EventBatch | None) -> Step:
+        """One batch from the subscription. None: it could not be decoded."""
+        if not self._replay_usable:
+            return self._on_live_unrepairable(seq, batch)
+        if not self.state.has_claim:
+            return self._on_live_syncing(seq, batch)
+        assert self.next_seq is not None
+        if seq < self.next_seq:
+            return _DUPLICATE if self._is_repeat(seq, batch) else self._restart(seq, batch)
+        if seq == self.next_seq and batch is not None:
+            self._accept(seq, batch)
+            return Step(apply=(batch,))
+        self._hold(seq, batch)
+        return self._resync("gap" if batch is not None else "undecodable")
+
+    def _on_live_syncing(self, seq: int, batch: EventBatch | None) -> Step:
+        if self._held and seq <= self._held[-1][0]:
+            last_seq, last = self._held[-1]
+            if batch is None or (seq == last_seq and batch.digest == last.digest):
+                return _DUPLICATE
+            return self._restart(seq, batch)
+        self._hold(seq, batch)
+        if self._replay is None:
+            return self._resync("first_contact" if self.next_seq is None else "reconnect")
+        return _HELD
+
+    def _on_live_unrepairable(self, seq: int, batch: EventBatch | None) -> Step:
+        if self.next_seq is not None and seq < self.next_seq and self._is_repeat(seq, batch):
+            return _DUPLICATE
+        clear = False
+        if seq != self.next_seq or batch is None:
+            clear = self.next_seq is not None
+            self._forget()
+        if batch is None:
+            self.next_seq = seq + 1
+            return Step(clear=clear)
+        self._exact = self._exact or seq == 0
+        self._accept(seq, batch)
+        if self._exact:
+            self.state = ClaimState.LIVE
+        return Step(clear=clear, apply=(batch,))
+
+    def on_resolved_store(self) -> None:
+        """The owner's index could resolve a store: without a replay that is the first claim."""
+        if not self._replay_usable and self.state is ClaimState.UNKNOWN:
+            self.state = ClaimState.PARTIAL
+
+    # --- replayed batches -----------------------------------------------------------------------
+
+    def on_replayed(self, seq: int, batch: EventBatch | None) -> Step:
+        """One batch of the replay asked for last."""
+        replay = self._replay
+        if replay is None:
+            return _DUPLICATE
+        assert self.next_seq is not None
+        if seq == replay.from_seq and replay.verify:
+            replay.verify = False
+            same = batch is not None and batch.digest == self._digests.get(seq)
+            return _DUPLICATE if same else self._restart_from_zero()
+        if seq < self.next_seq:
+            return self._restart_from_zero() if self._contradicts(seq, batch) else _DUPLICATE
+        if seq > self.next_seq and replay.progressed and self._recognisable:
+            return self._resync("gap")  # lost on the way, not gone: ask again
+        # the engine's buffer does not reach back that far, or it holds a batch we cannot read
+        clear = seq > self.next_seq or batch is None or replay.verify
+        if clear:
+            self._forget_content()
+        replay.verify = False
+        replay.progressed = True
+        if batch is None:
+            self.next_seq = seq + 1
+            return Step(clear=clear)
+        self._accept(seq, batch)
+        return Step(clear=clear, apply=(batch,))
+
+    def on_replay_end(self, ok: bool) -> Step:
+        """The replay asked for last is over: end marker seen (`ok`), or failed."""
+        replay = self._replay
+        if replay is None:
+            return _NOTHING
+        if not ok:
+            self._failed_replays += 1
+            if self._failed_replays >= self._limits.failed_replays:
+                return self._go_on_without_replay()
+            return self._begin(0, clear=True, reason="replay_failed")
+        if replay.verify:  # an engine that has forgotten its own last batch is another one
+            return self._restart_from_zero()
+        return self._drain(replay)
+
+    def _drain(self, replay: _Replay) -> Step:
+        """Apply what was held back during the replay, in order."""
+        applied: list[EventBatch] = []
+        while self._held:
+            assert self.next_seq is not None
+            seq, batch = self._held[0]
+            if seq > self.next_seq:
+                break
+            if seq < self.next_seq:
+                if self._contradicts(seq, batch):
+                    self._drop_held()  # of either process, so of no use
+                    return self._restart_from_zero()
+                self._pop_held()
+                continue
+            self._pop_held()
+            self._accept(seq, batch)
+            applied.append(batch)
+        if not self._held:
+            self._replay = None
+            self._failed_replays = 0
+            self.state = ClaimState.LIVE if self._exact else ClaimState.PARTIAL
+            return Step(apply=tuple(applied))
+        if (applied or replay.progressed) and self._recognisable:
+            more = self._resync("gap")
+            return Step(clear=more.clear, apply=tuple(applied), replay=more.replay)
+        # the engine says it has no more, yet sent later ones: the hole stays
+        self._failed_replays += 1
+        if self._failed_replays >= self._limits.failed_replays:
+            return self._go_on_without_replay()
+        return self._begin(0, clear=True, reason="replay_failed")
+
+    def _go_on_without_replay(self) -> Step:
+        self._replay_usable = False
+        self._forget()
+        held = list(self._held)
+        self._drop_held()
+        run: list[EventBatch] = []
+        for seq, batch in held:
+            if self._on_live_unrepairable(seq, batch).clear:
+                run.clear()
+            run.append(batch)
+        return Step(clear=True, apply=tuple(run))
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _resync(self, reason: str) -> Step:
+        """Replay what is missing; from the last applied batch on, if we can recognise it."""
+        if self.next_seq is None or self.next_seq == 0:
+            return self._begin(0, clear=False, reason=reason)
+        if self._recognisable:
+            self._replay = _Replay(self.next_seq - 1, verify=True)
+            self.state = ClaimState.SYNCING
+            return Step(replay=ReplayNeeded(self.next_seq - 1, False, reason))
+        return self._begin(0, clear=True, reason=reason)
+
+    def _begin(self, from_seq: int, *, clear: bool, reason: str) -> Step:
+        """Start over with a replay from the very beginning."""
+        self.next_seq = from_seq
+        self._exact = True  # until the replay turns out not to begin there
+        self._digests.clear()
+        self._replay = _Replay(from_seq, verify=False)
+        self.state = ClaimState.SYNCING
+        return Step(clear=clear, replay=ReplayNeeded(from_seq, clear, reason))
+
+    def _restart_from_zero(self) -> Step:
+        return self._begin(0, clear=True, reason="restart")
+
+    def _restart(self, seq: int, batch: EventBatch | None) -> Step:
+        """A live batch of another process: what was held back before it is the old one's."""
+        self._drop_held()
+        self._hold(seq, batch)
+        return self._restart_from_zero()
+
+    def _forget(self) -> Step:
+        """Start over without a replay."""
+        self._replay = None
+        self.next_seq = None
+        self._forget_content()
+        self.state = ClaimState.UNKNOWN
+        return Step(clear=True)
+
+    def _forget_content(self) -> None:
+        self._exact = False
+        self._digests.clear()
+
+    def _accept(self, seq: int, batch: EventBatch) -> None:
+        self.next_seq = seq + 1
+        self._digests.add(seq, batch.digest)
+
+    def _is_repeat(self, seq: int, batch: EventBatch | None) -> bool:
+        """A batch below our position that we have applied. One that we cannot read says nothing."""
+        return batch is None or self._digests.get(seq) == batch.digest
+
+    def _contradicts(self, seq: int, batch: EventBatch | None) -> bool:
+        """A batch below our position that cannot come from the process we have followed."""
+        known = self._digests.get(seq)
+        return batch is not None and known is not None and batch.digest != known
+
+    @property
+    def _recognisable(self) -> bool:
+        """Whether we would know the last applied batch again."""
+        return self.next_seq is not None and self._digests.get(self.next_seq - 1) is not None
+
+    def _hold(self, seq: int, batch: EventBatch | None) -> None:
+        if batch is None:  # the hole it leaves is found when the held batches are applied
+            return
+        self._held.append((seq, batch))
+        self._held_events += len(batch.events)
+        limits = self._limits
+        while len(self._held) > limits.held_batches or self._held_events > limits.held_events:
+            self._pop_held()
+
+    def _pop_held(self) -> None:
+        self._held_events -= len(self._held.popleft()[1].events)
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_events = 0

@@ -1,0 +1,148 @@
+"""One straight path for a request: parse -> tokenise -> schedule -> headers. No policy in here.
+
+Awaits only the tokenizer; everything else is one atomic step on the loop, so a decision sees one
+state of the pool and books its load in the same breath.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epp.core.endpoint_picker import EndpointPicker
+from epp.core.errors import PickerError
+from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
+from epp.extproc.events import RequestHead, Routing
+from epp.request.parse import ParsedRequest, parse_request
+from epp.request.tokenise import Tokeniser
+from epp.telemetry.metrics import PickerMetrics
+from sidecar import wire as sidecar_wire
+from sidecar.routing_auth import RoutingClaims, sign_routing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """What `first_token` and `finished` need to know of a decision."""
+
+    decision_id: str
+    decided_at_s: float
+
+
+class Director:
+    """The `RequestHandler` of the ext-proc service."""
+
+    def __init__(
+        self,
+        picker: EndpointPicker,
+        tokeniser: Tokeniser | None,
+        metrics: PickerMetrics,
+        *,
+        routing_key: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`tokeniser` None: every request is routed by load and has no source."""
+        self._picker = picker
+        self._tokeniser = tokeniser
+        self._metrics = metrics
+        self._routing_key = routing_key
+        self._clock = clock
+        self._unix_clock = unix_clock
+
+    async def decide(self, head: RequestHead, body: bytes | None) -> Routing:
+        """Route one request.
+
+        Raises:
+            PickerError: with the status and reason the client is to see.
+        """
+        self._metrics.requests.inc()
+        try:
+            parsed = parse_request(body or b"", head.path, dict(head.headers))
+            request = await self._scheduling_request(head, parsed)
+            started_s = self._clock()
+            decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
+        except PickerError as error:
+            self._metrics.errors.labels(error.reason).inc()
+            raise
+        self._metrics.decided(decision, self._clock() - started_s)
+        _log_decision(decision, request)
+        return self._routing(decision, started_s)
+
+    def first_token(self, token: object) -> None:
+        assert isinstance(token, _InFlight)
+        self._picker.first_token(token.decision_id)
+        self._metrics.ttft_s.observe(self._clock() - token.decided_at_s)
+
+    def finished(self, token: object, outcome: Outcome) -> None:
+        assert isinstance(token, _InFlight)
+        self._picker.release(token.decision_id, outcome)
+        self._metrics.duration_s.observe(self._clock() - token.decided_at_s)
+
+    async def _scheduling_request(self, head: RequestHead, parsed: ParsedRequest) -> SchedulingRequest:
+        token_ids = None
+        if parsed.prompt is None:
+            self._metrics.untokenised.labels(parsed.no_prompt or "no_prompt").inc()
+        elif self._tokeniser is None:
+            self._metrics.untokenised.labels("no_tokenizer").inc()
+        else:
+            token_ids = await self._tokeniser.token_ids(parsed.prompt)
+            if token_ids is None:
+                self._metrics.untokenised.labels("tokenizer").inc()
+        return SchedulingRequest(
+            request_id=head.request_id,
+            model=parsed.model,
+            token_ids=token_ids,
+            cache_salt=parsed.cache_salt,
+            size_bytes=parsed.size_bytes,
+            subset=head.subset,
+        )
+
+    def _routing(self, decision: SchedulingDecision, decided_at_s: float) -> Routing:
+        """Every routing header is either ours or gone, whatever the client sent."""
+        destination = ",".join(e.address for e in (decision.destination, *decision.fallbacks))
+        headers = {
+            sidecar_wire.REQUEST_ID: decision.request_id,
+            sidecar_wire.DECISION_ID: decision.decision_id,
+        }
+        if decision.prefill is not None:
+            headers[sidecar_wire.PREFILLER_HOST_PORT] = decision.prefill.address
+        if decision.kv_source is not None:
+            headers[sidecar_wire.KV_CACHE_SOURCE_HOST_PORT] = decision.kv_source.address
+        if self._routing_key is not None:
+            claims = RoutingClaims(
+                decision.request_id,
+                destination,
+                headers.get(sidecar_wire.PREFILLER_HOST_PORT, ""),
+                headers.get(sidecar_wire.KV_CACHE_SOURCE_HOST_PORT, ""),
+            )
+            headers[sidecar_wire.ROUTING_AUTH] = sign_routing(
+                self._routing_key, claims, now_s=self._unix_clock()
+            )
+        return Routing(
+            destination=destination,
+            set_headers=headers,
+            remove_headers=[name for name in sidecar_wire.ROUTING_HEADERS if name not in headers],
+            token=_InFlight(decision.decision_id, decided_at_s),
+        )
+
+
+def _log_decision(decision: SchedulingDecision, request: SchedulingRequest) -> None:
+    """The one INFO line of a request: ids, addresses and counts."""
+    source = decision.choice.source
+    log.info(
+        "request %s decision %s: %d tokens to %s%s, cached there %d, source %s (%s%s)",
+        decision.request_id,
+        decision.decision_id,
+        request.prompt_tokens,
+        decision.destination.id,
+        f", prefill on {decision.prefill.id}" if decision.prefill else "",
+        decision.computing_cached_tokens,
+        source.endpoint.id if source else "none",
+        decision.choice.reason.value,
+        f", gain {source.gain_tokens}" if source else "",
+    )

@@ -1,0 +1,190 @@
+"""The few lines of an engine's `/metrics` page that routing needs, read fast and without trust.
+
+A vLLM page has 75 KB and is read many times a second for every endpoint, so this looks for
+its few names in the bytes and is no full exposition parser. Absent, NaN, infinite, negative or
+malformed values are None: *unknown*, which is neither idle nor full. It never raises on any page.
+Names: vLLM 0.32, SGLang, and our plugin's (`engine_plugin.wire`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine_plugin import wire
+from epp.core.types import EndpointMetrics, EngineInfo
+
+MAX_REFUSED_SERIES: Final = 256
+MAX_BLOCK_SIZE_TOKENS: Final = 1 << 20
+MAX_LABELS_BYTES: Final = 1 << 14  # of one sample; a longer one is not read
+
+_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+# info metric and the label that holds the block size
+_CACHE_CONFIG: Final = {"vllm:cache_config_info": "block_size", "sglang:cache_config_info": "page_size"}
+_ENGINE_LABELS: Final = ("engine", "dp_rank")  # whose value is the data-parallel rank
+
+_NAMES: Final = (*_WAITING, *_RUNNING, *_KV_USAGE, *_CACHE_CONFIG, wire.ENGINE_INFO, wire.PEER_REFUSED_TOTAL)
+_NEEDLES: Final = tuple((name, b"\n" + name.encode()) for name in _NAMES)
+# the rest of a sample's line, after its name
+_SAMPLE: Final = re.compile(rb"(?:\{(.*)\})?[ \t]+([^ \t\r\n]+)")
+_LABEL: Final = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_NUMBER: Final = re.compile(rb"\+?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+_ESCAPES: Final = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+_ESCAPE: Final = re.compile(r'\\[n"\\]')
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """What one page said. `info_labels` are all labels of `kvpull_engine_info`, ports among them;
+    `peer_refused` counts what this engine refused, by (peer, reason)."""
+
+    metrics: EndpointMetrics
+    info_labels: Mapping[str, str] = field(default_factory=dict)
+    peer_refused: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    labels: bytes
+    value: float | None  # None: not a finite, non-negative number
+
+    def read_labels(self) -> dict[str, str]:
+        return {
+            name.decode(): _unescape(value.decode("utf-8", "replace"))
+            for name, value in _LABEL.findall(self.labels)
+        }
+
+
+def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> MetricsPage:
+    """Read `page`, scraped at `scraped_at_s` on the core's clock, for the endpoint of `rank`.
+
+    A page of a data-parallel engine has one series a rank: the one labelled `rank` is taken, and
+    where no label says so, all of them together (sum of requests, highest usage).
+    """
+    found: dict[str, list[_Sample]] = {}
+    page = b"\n" + page  # so that every line begins with its line end
+    for name, needle in _NEEDLES:
+        if samples := _samples(page, needle):
+            found[name] = samples
+    info_labels = _info_labels(found.get(wire.ENGINE_INFO, ()), rank)
+    info = _engine_info(info_labels)
+    usage = _gauge(found, _KV_USAGE, rank)
+    kv_usage = None if not usage or max(usage) > 1.0 else max(usage)
+    metrics = EndpointMetrics(
+        scraped_at_s=scraped_at_s,
+        waiting_requests=_total(_gauge(found, _WAITING, rank)),
+        running_requests=_total(_gauge(found, _RUNNING, rank)),
+        kv_usage=kv_usage,
+        block_size_tokens=info.block_size_tokens if info else _cache_block_size(found, rank),
+        info=info,
+    )
+    return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
+
+
+def _samples(page: bytes, needle: bytes) -> list[_Sample]:
+    samples = []
+    at = page.find(needle)
+    while at >= 0:
+        after = at + len(needle)
+        match = _SAMPLE.match(page, after)
+        if match and len(match[1] or b"") <= MAX_LABELS_BYTES:
+            samples.append(_Sample(match[1] or b"", _number(match[2])))
+        at = page.find(needle, after)
+    return samples
+
+
+def _gauge(found: Mapping[str, list[_Sample]], names: Sequence[str], rank: int) -> list[float] | None:
+    """Values of the first of `names` on the page; None if it is absent or one value is unusable."""
+    samples: Sequence[_Sample] = next((found[name] for name in names if name in found), ())
+    values = [sample.value for sample in _of_rank(samples, rank)]
+    known = [value for value in values if value is not None]
+    return known if known and len(known) == len(values) else None
+
+
+def _total(values: list[float] | None) -> float | None:
+    total = math.inf if values is None else math.fsum(values) if len(values) > 1 else values[0]
+    return total if math.isfinite(total) else None
+
+
+def _of_rank(samples: Sequence[_Sample], rank: int) -> Sequence[_Sample]:
+    if len(samples) < 2:
+        return samples
+    wanted = str(rank)
+    own = [
+        sample
+        for sample in samples
+        if any(sample.read_labels().get(label) == wanted for label in _ENGINE_LABELS)
+    ]
+    return own or samples
+
+
+def _cache_block_size(found: Mapping[str, list[_Sample]], rank: int) -> int | None:
+    for name, label in _CACHE_CONFIG.items():
+        sizes = {
+            _block_size(sample.read_labels().get(label, "")) for sample in _of_rank(found.get(name, ()), rank)
+        }
+        if len(sizes) == 1:
+            return sizes.pop()
+    return None
+
+
+def _info_labels(samples: Sequence[_Sample], rank: int) -> dict[str, str]:
+    """Labels of the one `kvpull_engine_info` that speaks for `rank`; empty if there is none or two."""
+    rows = [sample.read_labels() for sample in samples if sample.value == 1.0]
+    if len(rows) > 1:
+        rows = [row for row in rows if row.get("rank") == str(rank)]
+    if len(rows) != 1:
+        return {}
+    return {name: rows[0][name] for name in wire.ENGINE_INFO_LABELS if name in rows[0]}
+
+
+def _engine_info(labels: Mapping[str, str]) -> EngineInfo | None:
+    """None where a field that decides about pulls is missing: such an engine stays unverified."""
+    block_size_tokens = _block_size(labels.get("block_size", ""))
+    required = ("instance", "hash_algo", "seed_fp", "model_fp", "layout_fp", "protocol")
+    if block_size_tokens is None or not all(labels.get(name) for name in required):
+        return None
+    return EngineInfo(
+        instance=labels["instance"],
+        block_size_tokens=block_size_tokens,
+        hash_algo=labels["hash_algo"],
+        seed_fp=labels["seed_fp"],
+        model_fp=labels["model_fp"],
+        layout_fp=labels["layout_fp"],
+        protocol=labels["protocol"],
+        p2p_addr=labels.get("p2p_addr", ""),
+    )
+
+
+def _peer_refused(samples: Sequence[_Sample]) -> dict[tuple[str, str], float]:
+    refused: dict[tuple[str, str], float] = {}
+    for sample in samples[:MAX_REFUSED_SERIES]:
+        labels = sample.read_labels()
+        if sample.value is not None and "peer" in labels and "reason" in labels:
+            refused[labels["peer"], labels["reason"]] = sample.value
+    return refused
+
+
+def _block_size(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 7):
+        return None
+    return int(text) if 1 <= int(text) <= MAX_BLOCK_SIZE_TOKENS else None
+
+
+def _number(text: bytes) -> float | None:
+    if not _NUMBER.fullmatch(text):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda match: _ESCAPES[match[0]], text) if "\\" in text else text

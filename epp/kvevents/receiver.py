@@ -1,0 +1,273 @@
+"""The thread that receives the KV events of all engines and does nothing else.
+
+A SUB socket per endpoint, a DEALER socket per running replay. The thread does not decode: it hands
+frames to the event loop in the order in which it received them, and says when a subscription came up
+or went down and when a replay ended. The sender is known by the socket, never by what a message says.
+
+All sockets here belong to the thread. Every wait is bounded; a full hand-over stops the reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from engine_plugin.identity import EndpointId
+from epp.kvevents.codec import is_end_of_replay, replay_request
+from epp.kvevents.hand_over import HandOver
+from epp.kvevents.link import (
+    Add,
+    Cancel,
+    Command,
+    LinkChanged,
+    LiveFrames,
+    Received,
+    ReceiverFailed,
+    Remove,
+    Replay,
+    ReplayEnded,
+    ReplayFrames,
+    SocketSettings,
+)
+
+log = logging.getLogger(__name__)
+
+WAKE_ADDRESS = "inproc://kvevents-wake"
+_MONITOR_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_MESSAGES_A_TURN = 64  # from one socket before the others get a look
+_IDLE_POLL_S = 1.0
+_FULL_POLL_S = 0.05  # while the loop is behind, if its wake-up should be lost
+
+
+@dataclass(slots=True)
+class _Link:
+    endpoint: EndpointId
+    link: int
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    up: bool = False
+
+
+@dataclass(slots=True)
+class _RunningReplay:
+    replay: int
+    socket: zmq.Socket[bytes]
+    deadline_s: float
+    idle_at_s: float
+
+
+class Receiver:
+    """The thread's state; `run` is its body."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        commands: deque[Command],
+        stopping: threading.Event,
+        hand_over: HandOver[Received],
+        settings: SocketSettings,
+    ) -> None:
+        self._context = context
+        self._commands = commands
+        self._stopping = stopping
+        self._hand_over = hand_over
+        self._settings = settings
+        self._links: dict[int, _Link] = {}
+        self._replays: dict[int, _RunningReplay] = {}
+
+    def run(self) -> None:
+        wake = self._context.socket(zmq.PAIR)
+        try:
+            wake.connect(WAKE_ADDRESS)
+            while not self._stopping.is_set():
+                self._turn(wake)
+        except Exception as error:  # task guard of the thread: without it the component dies in silence
+            log.exception("the KV event thread failed")
+            self._hand_over.put(ReceiverFailed(type(error).__name__), 0)
+        finally:
+            wake.close(0)
+            for replay in list(self._replays):
+                self._close_replay(replay)
+            for link in list(self._links):
+                self._close_link(link)
+
+    def _turn(self, wake: zmq.Socket[bytes]) -> None:
+        """One wait, and what came of it."""
+        full = self._hand_over.is_full()
+        poller = zmq.Poller()
+        poller.register(wake, zmq.POLLIN)
+        if not full:
+            for link in self._links.values():
+                poller.register(link.monitor, zmq.POLLIN)
+                poller.register(link.socket, zmq.POLLIN)
+            for running in self._replays.values():
+                poller.register(running.socket, zmq.POLLIN)
+        started_s = time.monotonic()
+        ready = dict(poller.poll(int(self._wait_s(full, started_s) * 1000) + 1))
+        if full:  # time in which we did not listen is not the peers' silence
+            self._extend_replays(time.monotonic() - started_s)
+        if wake in ready:
+            _drain(wake)
+        for link in list(self._links.values()):
+            if link.monitor in ready:
+                self._read_monitor(link)
+            if link.socket in ready:
+                self._read_link(link)
+        for running in list(self._replays.values()):
+            if running.socket in ready:
+                self._read_replay(running)
+        self._end_late_replays()
+        while self._commands:
+            self._execute(self._commands.popleft())
+
+    def _wait_s(self, full: bool, now_s: float) -> float:
+        if self._commands:
+            return 0.0
+        if full:
+            return _FULL_POLL_S
+        ends = [min(r.deadline_s, r.idle_at_s) - now_s for r in self._replays.values()]
+        return max(0.0, min([_IDLE_POLL_S, *ends]))
+
+    # --- subscriptions --------------------------------------------------------------------------
+
+    def _read_monitor(self, link: _Link) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            if not link.monitor.poll(0):
+                return
+            event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
+            up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if up != link.up:
+                link.up = up
+                self._hand_over.put(LinkChanged(link.endpoint, link.link, up), 0)
+
+    def _read_link(self, link: _Link) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            frames = _receive(link.socket)
+            if frames is None or self._stopping.is_set():
+                return
+            self._hand_over.put(LiveFrames(link.endpoint, link.link, frames), sum(map(len, frames)))
+            if self._hand_over.is_full():
+                return
+
+    # --- replays --------------------------------------------------------------------------------
+
+    def _read_replay(self, running: _RunningReplay) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            frames = _receive(running.socket)
+            if frames is None:
+                return
+            running.idle_at_s = time.monotonic() + self._settings.replay_idle_s
+            if is_end_of_replay(frames):
+                self._finish(running, True, "end")
+                return
+            self._hand_over.put(ReplayFrames(running.replay, frames), sum(map(len, frames)))
+            if self._hand_over.is_full():
+                return
+
+    def _end_late_replays(self) -> None:
+        now_s = time.monotonic()
+        for running in list(self._replays.values()):
+            if now_s >= running.deadline_s:
+                self._finish(running, False, "deadline")
+            elif now_s >= running.idle_at_s:
+                self._finish(running, False, "idle")
+
+    def _extend_replays(self, by_s: float) -> None:
+        for running in self._replays.values():
+            running.deadline_s += by_s
+            running.idle_at_s += by_s
+
+    def _finish(self, running: _RunningReplay, ok: bool, reason: str) -> None:
+        self._close_replay(running.replay)
+        self._hand_over.put(ReplayEnded(running.replay, ok, reason), 0)
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def _execute(self, command: Command) -> None:
+        if isinstance(command, Remove):
+            self._close_link(command.link)
+        elif isinstance(command, Cancel):
+            self._close_replay(command.replay)
+        elif isinstance(command, Add):
+            try:
+                self._links[command.link] = self._subscribe(command)
+            except zmq.ZMQError as error:  # one bad address must not end the thread
+                log.error("no subscription to the KV events of %s: %s", command.endpoint, error)
+        else:
+            try:
+                self._replays[command.replay] = self._ask_replay(command)
+            except zmq.ZMQError as error:
+                log.warning("no replay from %s: %s", command.address, error)
+                self._hand_over.put(ReplayEnded(command.replay, False, "unreachable"), 0)
+
+    def _socket(self, kind: int, hwm: int) -> zmq.Socket[bytes]:
+        settings = self._settings
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.rcvhwm = hwm
+        socket.ipv6 = True
+        socket.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
+        socket.setsockopt(zmq.RECONNECT_IVL, int(settings.reconnect_s * 1000))
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(settings.reconnect_max_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
+        return socket
+
+    def _subscribe(self, command: Add) -> _Link:
+        socket = self._socket(zmq.SUB, self._settings.live_hwm)
+        try:
+            monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
+            monitor.linger = 0
+            socket.subscribe(b"")
+            socket.connect(command.source.address(command.source.events_port))
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            socket.close(0)
+            raise
+        return _Link(command.endpoint, command.link, socket, monitor)
+
+    def _ask_replay(self, command: Replay) -> _RunningReplay:
+        socket = self._socket(zmq.DEALER, self._settings.replay_hwm)
+        try:
+            socket.connect(command.address)
+            socket.send_multipart(replay_request(command.from_seq), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        now_s = time.monotonic()
+        return _RunningReplay(
+            command.replay,
+            socket,
+            deadline_s=now_s + self._settings.replay_deadline_s,
+            idle_at_s=now_s + self._settings.replay_idle_s,
+        )
+
+    def _close_link(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is not None:
+            link.socket.disable_monitor()
+            link.monitor.close(0)
+            link.socket.close(0)
+
+    def _close_replay(self, number: int) -> None:
+        running = self._replays.pop(number, None)
+        if running is not None:
+            running.socket.close(0)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def _drain(wake: zmq.Socket[bytes]) -> None:
+    while _receive(wake) is not None:
+        pass

@@ -1,0 +1,134 @@
+"""A model's own tokenizer and chat template, from a directory in the Hugging Face layout.
+
+Files read: `tokenizer.json`, `tokenizer_config.json` (begin and end token; optional) and
+`chat_template.jinja` (or the `chat_template` of the config; optional). Everything here blocks and
+is meant for a thread: `encode_batch_fast` releases the GIL, `encode` would hold it for the whole
+prompt. It must not log or cache prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from tokenizers import Tokenizer
+
+from epp.core.errors import ConfigError
+from epp.request.chat import Unrenderable
+from epp.request.chat_template import ChatTemplate
+
+
+class LocalTokenizer:
+    """Text to token ids and back, exactly as an engine with the same directory does it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self.bos_token: Final = bos_token
+        self.eos_token: Final = eos_token
+        self.bos_id: Final = None if bos_token is None else tokenizer.token_to_id(bos_token)
+        self.eos_id: Final = None if eos_token is None else tokenizer.token_to_id(eos_token)
+        self.vocab_size: Final = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> LocalTokenizer:
+        """Raises `ConfigError`, which names the file and what is wrong with it."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; a tokenizer directory needs a tokenizer.json")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the binding raises nothing narrower
+            raise ConfigError(f"{path}: not a tokenizer: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = _read_config(directory / "tokenizer_config.json")
+        return cls(
+            tokenizer,
+            chat_template=_read_template(directory, config),
+            bos_token=_token_text(config.get("bos_token")),
+            eos_token=_token_text(config.get("eos_token")),
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Special tokens written in the text itself are recognised."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text. A text with lone surrogates has none: `UnicodeEncodeError`."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """Prompt text of a chat; encode it *without* special tokens: the template writes its own.
+
+        Raises:
+            Unrenderable: no template, or the engine would refuse this chat.
+        """
+        if self._chat_template is None:
+            raise Unrenderable("no_chat_template")
+        specials = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        return self._chat_template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **(specials | template_kwargs),
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return config
+
+
+def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
+    path = directory / "chat_template.jinja"
+    source: Any = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several named templates: the engine takes the one named "default"
+        source = next((t.get("template") for t in source if t.get("name") == "default"), None)
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{path}: not a chat template: {error}") from error
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as text or as `{"content": text, ...}`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

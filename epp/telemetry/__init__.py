@@ -1,0 +1,1 @@
+"""Metrics, logs and debug surfaces: they look at the core and never change a decision."""

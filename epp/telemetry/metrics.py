@@ -1,0 +1,184 @@
+"""Prometheus metrics of the picker: counters fed by the director, gauges read from the core at scrape.
+
+Names of the reference (`llm_d_epp_*`) where it has the thing, `kvpull_epp_*` where it has not.
+Labels never come unbounded from user input.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine_plugin.identity import EndpointId
+from epp.core.endpoint_picker import EndpointPicker
+from epp.core.types import ClaimState, SchedulingDecision
+from epp.thresholds.directory_source import ThresholdState
+
+log = logging.getLogger(__name__)
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_FAST_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+
+
+class PickerMetrics:
+    """Counters and histograms the director writes to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter("llm_d_epp_request", "Requests seen.", registry=registry)
+        self.errors = Counter(
+            "llm_d_epp_request_error", "Requests refused.", ["error_code"], registry=registry
+        )
+        self.duration_s = Histogram(
+            "llm_d_epp_request_duration_seconds",
+            "Decision to end of stream.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.ttft_s = Histogram(
+            "llm_d_epp_request_ttft_seconds",
+            "Decision to first response byte.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.schedule_s = Histogram(
+            "llm_d_epp_scheduler_e2e_duration_seconds",
+            "One schedule call.",
+            buckets=_FAST_SECONDS,
+            registry=registry,
+        )
+        self.decisions = Counter(
+            "kvpull_epp_source_decisions",
+            "Decisions by reason for or against a pull.",
+            ["reason"],
+            registry=registry,
+        )
+        self.promised_tokens = Counter(
+            "kvpull_epp_pull_promised_tokens", "Tokens by which named sources out-cached.", registry=registry
+        )
+        self.untokenised = Counter(
+            "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
+        )
+
+    def decided(self, decision: SchedulingDecision, seconds: float) -> None:
+        self.schedule_s.observe(seconds)
+        self.decisions.labels(decision.choice.reason.value).inc()
+        if decision.choice.source is not None:
+            self.promised_tokens.inc(decision.choice.source.gain_tokens)
+
+
+class PeerRefusals:
+    """What engines say of peers they refused (`kvpull_peer_refused_total`), latest page of each."""
+
+    def __init__(self) -> None:
+        self._pages: dict[EndpointId, Mapping[tuple[str, str], float]] = {}
+
+    def update(self, endpoint: EndpointId, refused: Mapping[tuple[str, str], float]) -> None:
+        """A new refusal is logged once, by name."""
+        for (peer, reason), count in refused.items():
+            if count > self._pages.get(endpoint, {}).get((peer, reason), 0.0):
+                log.warning("endpoint %s refused peer %s: %s", endpoint, peer, reason)
+        self._pages[endpoint] = refused
+
+    def forget(self, endpoint: EndpointId) -> None:
+        self._pages.pop(endpoint, None)
+
+    def rows(self) -> Iterator[tuple[str, str, str, float]]:
+        """Endpoint, peer, reason, count."""
+        for endpoint, page in self._pages.items():
+            for (peer, reason), count in page.items():
+                yield str(endpoint), peer, reason, count
+
+
+class PoolCollector(Collector):
+    """Gauges of the pool, its cache claims and the thresholds, read when Prometheus asks."""
+
+    def __init__(
+        self,
+        picker: EndpointPicker,
+        threshold_state: Callable[[], ThresholdState],
+        refusals: PeerRefusals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._picker = picker
+        self._threshold_state = threshold_state
+        self._refusals = refusals
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._endpoints()
+        yield from self._cache()
+        yield from self._thresholds()
+
+    def _endpoints(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("llm_d_epp_ready_endpoints", "Endpoints in the pool.")
+        inflight = GaugeMetricFamily(
+            "kvpull_epp_inflight_requests", "Requests sent and not ended.", labels=["endpoint"]
+        )
+        pulls = GaugeMetricFamily("kvpull_epp_pulls_outstanding", "By source.", labels=["endpoint"])
+        unverified = GaugeMetricFamily(
+            "kvpull_epp_endpoint_unverified", "1: reports no kvpull_engine_info.", labels=["endpoint"]
+        )
+        incompatible = GaugeMetricFamily(
+            "kvpull_epp_endpoint_incompatible",
+            "1: the two endpoints cannot exchange blocks because `field` differs.",
+            labels=["endpoint", "other", "field"],
+        )
+        rows = self._picker.snapshot(self._clock())
+        ready.add_metric([], len(rows))
+        for row in rows:
+            name = str(row.candidate.endpoint.id)
+            inflight.add_metric([name], row.candidate.load.requests)
+            pulls.add_metric([name], row.candidate.load.pulls_served)
+            unverified.add_metric([name], float(row.candidate.metrics.info is None))
+            for other, field in row.incompatible_with.items():
+                incompatible.add_metric([name, other, field], 1.0)
+        refused = CounterMetricFamily(
+            "kvpull_epp_peer_refused", "As the engines count it.", labels=["endpoint", "peer", "reason"]
+        )
+        for endpoint, peer, reason, count in self._refusals.rows():
+            refused.add_metric([endpoint, peer, reason], count)
+        yield from (ready, inflight, pulls, unverified, incompatible, refused)
+
+    def _cache(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "kvpull_epp_claim_state",
+            "1 for the state an endpoint's index is in.",
+            labels=["endpoint", "state"],
+        )
+        blocks = GaugeMetricFamily("kvpull_epp_index_blocks", "Blocks indexed.", labels=["endpoint", "tier"])
+        deaf = GaugeMetricFamily(
+            "kvpull_epp_endpoint_deaf", "1: sends events, none could be applied.", labels=["endpoint"]
+        )
+        events = CounterMetricFamily(
+            "kvpull_epp_kv_events", "Cache events by what became of them.", labels=["endpoint", "outcome"]
+        )
+        for endpoint in self._picker.endpoints:
+            name, stats = str(endpoint.id), self._picker.cache.stats(endpoint.id)
+            for value in ClaimState:
+                state.add_metric([name, value.value], float(stats.state is value))
+            deaf.add_metric([name], float(stats.deaf))
+            blocks.add_metric([name, "device"], stats.index.device_blocks)
+            blocks.add_metric([name, "cpu"], stats.index.cpu_blocks)
+            for outcome, count in asdict(stats.counters).items():
+                events.add_metric([name, outcome], count)
+        yield from (state, blocks, deaf, events)
+
+    def _thresholds(self) -> Iterator[Metric]:
+        current, policy = self._threshold_state(), self._picker.source_policy
+        yield GaugeMetricFamily(
+            "kvpull_epp_threshold_generation", "Generation in force.", value=current.generation
+        )
+        yield GaugeMetricFamily(
+            "kvpull_epp_threshold_rejected",
+            "1: newest content refused.",
+            value=float(current.rejected is not None),
+        )
+        yield GaugeMetricFamily(
+            "kvpull_epp_pulls_enabled", "1: a source may be named.", value=float(policy.active)
+        )

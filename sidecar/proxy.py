@@ -1,0 +1,343 @@
+"""One listener's request path, straight down: headers -> plan -> body -> legs -> answer.
+
+What needs no rewriting passes through: a body that may be JSON is held (bounded) because a client's
+own `kv_transfer_params` has to be removed from it, any other body is streamed. This is the request
+boundary: expected faults become one JSON answer here, anything else is logged with its traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from aiohttp import StreamReader, web
+
+from sidecar import kv_params, wire
+from sidecar.allowlist import AllowList
+from sidecar.endpoint import HostPort
+from sidecar.errors import (
+    BodyEncoded,
+    BodyInvalid,
+    BodyTooLarge,
+    BodyTooSlow,
+    RoutingRefused,
+    SidecarError,
+    StreamBroken,
+    TargetInvalid,
+)
+from sidecar.headers import joined, request_headers
+from sidecar.kv_params import Api
+from sidecar.legs import SplitLegs, SplitRequest
+from sidecar.plan import (
+    Aggregated,
+    Facts,
+    ForwardPlan,
+    PeerLeg,
+    PrefillDecode,
+    Refused,
+    RoutingRules,
+    Self,
+    plan_request,
+)
+from sidecar.relay import ClientStream
+from sidecar.routing_auth import RoutingAuth, RoutingClaims, verify_routing
+from sidecar.telemetry import Telemetry
+from sidecar.upstream import Call, Upstream
+
+_log = logging.getLogger(__name__)
+
+_HEALTH_PATH: Final = "/health"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRules:
+    """What of the configuration decides about one listener."""
+
+    routing: RoutingRules
+    own: Self
+    serving: HostPort  # this listener, as headers name it
+    engine_host: str
+    engine_base_port: int  # HTTP port of the engine's rank 0
+    routing_key: bytes | None
+    max_body_bytes: int
+    body_timeout_s: float
+    idle_timeout_s: float
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request while it is served; `kind` and `outcome` are what telemetry will say of it."""
+
+    request: web.Request
+    client: ClientStream
+    started_s: float
+    kind: str = "unplanned"
+    outcome: str = "error"
+    kv_request_id: str = ""
+
+
+class Proxy:
+    """Serves the requests of one rank's listener."""
+
+    def __init__(
+        self,
+        rules: ProxyRules,
+        allow_list: AllowList,
+        engine: Upstream,
+        legs: SplitLegs,
+        telemetry: Telemetry,
+    ) -> None:
+        self._rules = rules
+        self._allow_list = allow_list
+        self._engine = engine
+        self._legs = legs
+        self._telemetry = telemetry
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    async def wait_idle(self) -> None:
+        """Until no request is being served."""
+        await self._idle.wait()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """The handler of every route."""
+        if request.path == _HEALTH_PATH and request.method in ("GET", "HEAD"):
+            status = "draining" if self.draining else "ok"
+            return web.json_response({"status": status}, status=503 if self.draining else 200)
+        client = ClientStream(request, idle_timeout_s=self._rules.idle_timeout_s)
+        exchange = _Exchange(request, client, time.monotonic())
+        self._active += 1
+        self._idle.clear()
+        self._telemetry.request_started()
+        try:
+            return await self._guarded(exchange)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+            self._telemetry.request_ended(exchange.kind, exchange.outcome)
+            self._log_end(exchange)
+
+    async def _guarded(self, exchange: _Exchange) -> web.StreamResponse:
+        """Serve; turn every fault into an answer, or into a broken connection if one has begun."""
+        try:
+            await self._serve(exchange)
+            exchange.outcome = "complete"
+        except SidecarError as error:
+            exchange.outcome = error.reason
+            return self._error(exchange, error)
+        except StreamBroken as error:
+            exchange.outcome = "broken"
+            _log.warning("request %s: %s", _log_name(exchange.request), error)
+        except ConnectionError:
+            exchange.outcome = "client_gone"
+        except asyncio.CancelledError:
+            exchange.outcome = "cancelled"
+            raise
+        except Exception:  # noqa: BLE001 - the request boundary
+            _log.exception("request %s: fault of the sidecar", _log_name(exchange.request))
+            return self._error(exchange, SidecarError("The sidecar failed"))
+        response = exchange.client.response
+        return response if response is not None else web.Response(status=499)
+
+    def _error(self, exchange: _Exchange, error: SidecarError) -> web.StreamResponse:
+        """Exactly one answer is ever started."""
+        started = exchange.client.response
+        if started is not None:
+            exchange.client.break_off()
+            return started
+        return web.json_response(error.body(), status=error.status)
+
+    async def _serve(self, exchange: _Exchange) -> None:
+        request = exchange.request
+        target = _target(request)
+        api = kv_params.api_of(request.method, request.path)
+        plan = self._plan(request, api)
+        self._count(plan)
+        exchange.kind = type(plan).__name__
+        match plan:
+            case Refused():
+                raise RoutingRefused(plan.message)
+            case PeerLeg():
+                await self._single(exchange, plan.rank, target, _streamed(request), keep_length=True)
+            case Aggregated():
+                await self._aggregated(exchange, plan, api, target)
+            case PrefillDecode():
+                assert api is not None, "only generating routes are split"
+                await self._split(exchange, plan, api, target)
+            case _:
+                assert_never(plan)
+
+    # --- plan ----------------------------------------------------------------------------------
+
+    def _plan(self, request: web.Request, api: Api | None) -> ForwardPlan:
+        facts = Facts(self._auth(request), generates=api is not None, from_peer=self._from_peer(request))
+        return plan_request(
+            request.headers,
+            facts,
+            self._rules.own,
+            self._rules.routing,
+            self._allow_list,
+            kv_params.request_id_or_fresh,
+        )
+
+    def _auth(self, request: web.Request) -> RoutingAuth:
+        key = self._rules.routing_key
+        if key is None:
+            return RoutingAuth.OFF
+        headers = request.headers
+        claims = RoutingClaims(
+            request_id=_request_id(request),
+            destination=str(self._rules.serving),
+            prefiller=joined(headers, wire.PREFILLER_HOST_PORT),
+            source=joined(headers, wire.KV_CACHE_SOURCE_HOST_PORT),
+        )
+        return verify_routing(key, headers.get(wire.ROUTING_AUTH), claims, now_s=time.time())
+
+    def _from_peer(self, request: web.Request) -> bool:
+        """A leg is believed when it is signed or, without a key, comes from a pool member's address."""
+        leg = request.headers.get(wire.LEG)
+        if leg is None:
+            return False
+        if self._rules.routing_key is None:
+            return not self._allow_list.enforced or self._allow_list.has_host(request.remote)
+        claims = RoutingClaims.of_leg(_request_id(request), str(self._rules.serving), leg)
+        auth = request.headers.get(wire.ROUTING_AUTH)
+        return verify_routing(self._rules.routing_key, auth, claims, now_s=time.time()).trusted
+
+    def _count(self, plan: ForwardPlan) -> None:
+        for dropped in plan.dropped:
+            self._telemetry.header_dropped(dropped)
+            if dropped.header == wire.KV_CACHE_SOURCE_HOST_PORT:
+                self._telemetry.pull_skipped(dropped.reason)
+
+    # --- one leg or two ------------------------------------------------------------------------
+
+    async def _aggregated(self, exchange: _Exchange, plan: Aggregated, api: Api | None, target: str) -> None:
+        request = exchange.request
+        if not request.body_exists or not _may_be_json(request, api):
+            await self._single(exchange, plan.rank, target, _streamed(request), keep_length=True)
+            return
+        body = await self._body(request)
+        if plan.source is not None:
+            source = plan.source
+            params = kv_params.pull_params(plan.kv_request_id, source.serving.host, source.p2p_port)
+            rewritten = kv_params.with_params(body, params)
+            if rewritten is None:
+                self._telemetry.pull_skipped("body_not_object")
+            else:
+                self._telemetry.pull_requested("aggregated")
+                exchange.kv_request_id = plan.kv_request_id
+                body = rewritten
+        await self._single(exchange, plan.rank, target, body)
+
+    async def _split(self, exchange: _Exchange, plan: PrefillDecode, api: Api, target: str) -> None:
+        raw = await self._body(exchange.request)
+        body = kv_params.parse_object(raw)
+        reason = "body_not_object" if body is None else kv_params.unsplittable(api, body)
+        if body is None or reason is not None:
+            self._telemetry.fell_back(reason or "")
+            await self._single(exchange, plan.rank, target, raw)
+            return
+        exchange.kv_request_id = plan.kv_request_id
+        headers = request_headers(exchange.request.headers, without=("content-length",))
+        engine = self._engine_address(plan.rank)
+        await self._legs.run(SplitRequest(plan, api, engine, target, headers, raw, body), exchange.client)
+
+    async def _single(
+        self,
+        exchange: _Exchange,
+        rank: int,
+        target: str,
+        body: bytes | StreamReader | None,
+        *,
+        keep_length: bool = False,
+    ) -> None:
+        """One leg to the own engine, answer passed through."""
+        request = exchange.request
+        headers = request_headers(request.headers, without=() if keep_length else ("content-length",))
+        call = Call("engine", self._engine_address(rank), request.method, target, headers, body)
+        async with self._engine.answer(call) as answer:
+            await exchange.client.relay(answer)
+
+    def _engine_address(self, rank: int) -> HostPort:
+        return HostPort(self._rules.engine_host, self._rules.engine_base_port + rank)
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The client's whole body, without kv_transfer_params of its own.
+
+        Raises:
+            SidecarError: too large, too slow, compressed, or suspicious and not JSON.
+        """
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise BodyEncoded("A compressed request body cannot be routed: send it uncompressed")
+        raw = await self._read(request)
+        cleaned = kv_params.without_client_params(raw)
+        if cleaned is not raw:
+            self._telemetry.client_params_removed()
+        return cleaned
+
+    async def _read(self, request: web.Request) -> bytes:
+        limit_bytes = self._rules.max_body_bytes
+        too_large = BodyTooLarge(f"The request body is larger than {limit_bytes} bytes")
+        if (request.content_length or 0) > limit_bytes:
+            raise too_large
+        pieces = bytearray()
+        try:
+            async with asyncio.timeout(self._rules.body_timeout_s):
+                async for piece in request.content.iter_any():
+                    pieces += piece
+                    if len(pieces) > limit_bytes:
+                        raise too_large
+        except TimeoutError as error:
+            raise BodyTooSlow(f"No whole body in {self._rules.body_timeout_s:g} s") from error
+        except web.RequestPayloadError as error:
+            raise BodyInvalid("The request body's framing is broken") from error
+        return bytes(pieces)
+
+    def _log_end(self, exchange: _Exchange) -> None:
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        response = exchange.client.response
+        _log.info(
+            "request %s: %s %s, status %s, kv %s, %.1f ms",
+            _log_name(exchange.request),
+            exchange.kind,
+            exchange.outcome,
+            response.status if response is not None else "-",
+            exchange.kv_request_id or "-",
+            (time.monotonic() - exchange.started_s) * 1e3,
+        )
+
+
+def _request_id(request: web.Request) -> str:
+    return request.headers.get(wire.REQUEST_ID, "")
+
+
+def _log_name(request: web.Request) -> str:
+    """The request id as it may stand in a log line."""
+    return _request_id(request)[:128].encode("ascii", "backslashreplace").decode() or "-"
+
+
+def _streamed(request: web.Request) -> StreamReader | None:
+    return request.content if request.body_exists else None
+
+
+def _target(request: web.Request) -> str:
+    """Path and query as the client wrote them; of an absolute-form target the path alone."""
+    raw = request.raw_path
+    target = raw if raw.startswith("/") else request.rel_url.raw_path_qs
+    if not target.startswith("/") or not target.isascii():
+        raise TargetInvalid("The request target is not a path in ASCII")
+    return target
+
+
+def _may_be_json(request: web.Request, api: Api | None) -> bool:
+    """Whether an engine could read the body as JSON: anything not declared to be something else."""
+    declared = "Content-Type" in request.headers
+    return api is not None or not declared or "json" in request.content_type

@@ -1,0 +1,110 @@
+"""Counters and histograms of one sidecar process. Every label value is from a fixed set.
+
+Own registry, no global state: two sidecars in one process (tests) do not share figures.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from sidecar.plan import Dropped
+
+_LEG_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Telemetry:
+    """What the sidecar counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests by plan and outcome.", "plan", "outcome")
+        self._active = Gauge(
+            "kvpull_sidecar_active_requests", "Requests being served now.", registry=self.registry
+        )
+        self._pulls = self._counter("pulls_requested", "Legs sent with a remote_kv_source.", "leg")
+        self._dropped = self._counter(
+            "routing_headers_dropped", "Routing headers not followed, by reason.", "header", "reason"
+        )
+        self._skipped = self._counter(
+            "pulls_skipped", "Requests whose named source was not used, by reason.", "reason"
+        )
+        self._client_params = self._counter(
+            "client_params_removed", "Bodies in which a client had set kv_transfer_params."
+        )
+        self._legs = self._counter("legs", "Legs by outcome.", "leg", "outcome")
+        self._leg_seconds = Histogram(
+            "kvpull_sidecar_leg_seconds",
+            "Time from sending a leg to its first answer (prefill: to its end).",
+            ("leg",),
+            buckets=_LEG_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._retries = self._counter("retries", "Legs sent once more.", "kind")
+        self._fallbacks = self._counter(
+            "prefill_fallbacks", "Split requests served by the own engine alone, by reason.", "reason"
+        )
+        self._file_errors = self._counter("endpoint_file_errors", "Endpoint files that were not taken.")
+        self._members = Gauge(
+            "kvpull_sidecar_members", "Rows of the endpoint file in use.", registry=self.registry
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvpull_sidecar_{name}", text, labels, registry=self.registry)
+
+    def request_started(self) -> None:
+        self._active.inc()
+
+    def request_ended(self, plan: str, outcome: str) -> None:
+        self._active.dec()
+        self._requests.labels(plan, outcome).inc()
+
+    def header_dropped(self, dropped: Dropped) -> None:
+        self._dropped.labels(dropped.header, dropped.reason).inc()
+
+    def pull_requested(self, leg: str) -> None:
+        self._pulls.labels(leg).inc()
+
+    def pull_skipped(self, reason: str) -> None:
+        self._skipped.labels(reason).inc()
+
+    def client_params_removed(self) -> None:
+        self._client_params.inc()
+
+    def leg_ended(self, leg: str, outcome: str, seconds: float | None = None) -> None:
+        self._legs.labels(leg, outcome).inc()
+        if seconds is not None:
+            self._leg_seconds.labels(leg).observe(seconds)
+
+    def retried(self, kind: str) -> None:
+        self._retries.labels(kind).inc()
+
+    def fell_back(self, reason: str) -> None:
+        self._fallbacks.labels(reason).inc()
+
+    def endpoint_file(self, *, rows: int, failed: bool) -> None:
+        self._members.set(rows)
+        if failed:
+            self._file_errors.inc()
+
+    def value(self, name: str, **labels: str) -> float:
+        """One sample as a number, 0 when it was never touched (tests, debug)."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+def metrics_app(telemetry: Telemetry) -> web.Application:
+    """The application of the metrics port: GET /metrics and GET /health."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(telemetry.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/health", health)
+    return app

@@ -1,0 +1,58 @@
+"""A producer in a process of its own, so that a test can kill or stop it with its mover.
+
+Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, listen, chunk_bytes, slot_bytes}. Says on
+stdout, one JSON line each: ready, holding. Ends when stdin closes; `proceed` on stdin lets a held move go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from tests.integration.transport.rig import BLOCK_BYTES, PATIENT, Engine, engine, hashes
+
+
+def say(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+async def tell_holding(peer: Engine) -> None:
+    await peer.faults.holding.wait()
+    say(event="holding", chunks=peer.stats.chunks_written, leases=peer.stats.leases)
+
+
+async def main(wanted: dict[str, Any]) -> None:
+    limits = replace(PATIENT, chunk_bytes=wanted.get("chunk_bytes", 1 << 20))
+    slot_bytes = wanted.get("slot_bytes", BLOCK_BYTES)
+    listen = ("127.0.0.1", wanted.get("port", 0))
+    async with engine(slots=wanted["slots"], slot_bytes=slot_bytes, limits=limits, listen=listen) as peer:
+        peer.store.put(hashes(wanted["blocks"], wanted.get("first", 0)))
+        peer.faults.hold_after_chunks = wanted.get("hold_after_chunks")
+        peer.faults.stall_lookup = wanted.get("stall_lookup", False)
+        telling = asyncio.create_task(tell_holding(peer))
+        say(
+            event="ready",
+            port=peer.transport.address[1],
+            mover=peer.transport.mover_pid,
+            me=peer.identity.instance,
+        )
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            if line.strip() == "proceed":
+                peer.faults.proceed.set()
+            else:
+                say(
+                    event="state",
+                    leases=peer.stats.leases,
+                    pins=len(peer.store.pins),
+                    moves=peer.stats.moves_out,
+                )
+        telling.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,207 @@
+"""Who may pull: keys, identities, limits, and bytes that are not ours, on the real control port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_plugin import protocol
+from engine_plugin.transport import PullError, PullReason
+from engine_plugin.transport import handshake as shake
+from tests.integration.transport.rig import PATIENT, WAIT_S, Engine, engine, hashes, identity, until
+
+KEY = b"0123456789abcdef0123456789abcdef"
+OTHER = b"fedcba9876543210fedcba9876543210"
+
+
+async def refused(consumer: Engine, producer: Engine) -> PullError:
+    producer.store.put(hashes(2))
+    with pytest.raises(PullError) as caught:
+        await consumer.transport.lookup(producer.transport.address, "r", hashes(2), deadline_s=10)
+    await until(lambda: bool(producer.stats.refused))
+    assert producer.stats.mover_infos == 0
+    assert producer.stats.sessions_in == 0
+    assert producer.stats.lookups == 0
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", "other"),
+        ("revision", "r2"),
+        ("block_size_tokens", 32),
+        ("dtype", "float16"),
+        ("layout", "nhd"),
+        ("tp_size", 2),
+        ("hash_algo", "sha256"),
+        ("seed_fp", "ff00"),
+        ("slot_bytes", 4096),
+        ("instance", "one-and-the-same"),
+    ],
+)
+async def test_a_mismatch_is_named_on_both_sides(field: str, value: Any) -> None:
+    same = {"instance": value} if field == "instance" else {}
+    async with engine(**same) as producer, engine(**{field: value}) as consumer:
+        name = "block_bytes" if field == "slot_bytes" else field
+        error = await refused(consumer, producer)
+        assert (error.reason, error.detail) == (PullReason.REFUSED_IDENTITY, name)
+        assert consumer.stats.refused == {(producer.identity.instance, name): 1}
+        assert producer.stats.refused == {(consumer.identity.instance, name): 1}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(KEY, OTHER), (KEY, None), (None, KEY)])
+async def test_a_peer_without_the_key_is_refused(ours: bytes | None, theirs: bytes | None) -> None:
+    async with engine(key=ours) as producer, engine(key=theirs) as consumer:
+        error = await refused(consumer, producer)
+        assert error.reason is PullReason.REFUSED_AUTH
+        assert producer.stats.refused == {("127.0.0.1", "auth"): 1}
+        assert [reason for _, reason in consumer.stats.refused] == ["auth"]
+
+
+async def test_peers_with_the_key_pull() -> None:
+    async with engine(key=KEY) as producer, engine(key=KEY) as consumer:
+        producer.store.put(hashes(3))
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
+        consumer.store.assert_blocks(hashes(3), range(3))
+
+
+async def test_a_recorded_proof_is_worthless() -> None:
+    """A client that replays another's hello and proof meets a fresh server nonce."""
+    async with engine(key=KEY) as producer:
+        client = shake.hello(identity(), KEY)
+        first = await say(producer, client)
+        assert isinstance(first, protocol.Hello)
+        recorded = protocol.Proof(shake.proof(KEY, "client", client, first))
+        answer = await say(producer, client, recorded)
+        assert isinstance(answer, protocol.Refused)
+        assert answer.reason == "auth"
+        assert producer.stats.sessions_in == 0
+
+
+async def say(producer: Engine, *messages: Any) -> protocol.ServerMessage:
+    """Send messages on a raw connection; the answer to the last."""
+    reader, writer = await asyncio.open_connection(*producer.transport.address)
+    try:
+        for message in messages:
+            writer.write(protocol.encode(message))
+            async with asyncio.timeout(WAIT_S):
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                answer = protocol.decode_server(await reader.readexactly(size))
+        return answer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_another_version_is_refused_by_name() -> None:
+    async with engine() as producer:
+        ours = shake.hello(identity(), None)
+        newer = protocol.Hello(ours.magic, ours.protocol + 1, ours.identity, ours.nonce, False)
+        reader, writer = await asyncio.open_connection(*producer.transport.address)
+        writer.write(protocol.encode(newer))
+        async with asyncio.timeout(WAIT_S):
+            received = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert b"refused" in received
+        assert producer.stats.refused == {("127.0.0.1", "protocol"): 1}
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff\xff\xff\xff" + b"\0" * 100,
+        b"\x7f\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1",
+        protocol.encode(protocol.Ping()),
+        protocol.encode(protocol.MoverInfo(1, "a", b"x", 0, 1)),
+        protocol.encode(protocol.Lookup(1, "r", [b"12345678"])),
+        b"\0\0\x10\0" + b"\x91" * 4096,
+        os.urandom(512),
+    ],
+)
+async def test_what_is_not_ours_closes_that_connection_only(junk: bytes) -> None:
+    async with engine() as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        reader, writer = await asyncio.open_connection(*producer.transport.address)
+        writer.write(junk)
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        assert producer.stats.bad_frames == 1
+        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
+        assert producer.stats.sessions_in == 1
+
+
+async def test_a_bad_frame_after_the_handshake_frees_what_the_session_held() -> None:
+    async with engine() as producer:
+        producer.store.put(hashes(3))
+        reader, writer = await asyncio.open_connection(*producer.transport.address)
+        for message in (shake.hello(identity(), None), protocol.Lookup(1, "r", hashes(3))):
+            writer.write(protocol.encode(message))
+        await until(lambda: producer.stats.leases == 1)
+        writer.write(b"\0\0\0\x03abc")
+        async with asyncio.timeout(WAIT_S):
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: producer.stats.sessions_in == 0)
+        assert (producer.stats.leases, producer.store.pins) == (0, {})
+
+
+async def test_an_unfinished_handshake_is_cut_off() -> None:
+    async with engine(limits=replace(PATIENT, handshake_s=0.2)) as producer:
+        with socket.create_connection(producer.transport.address) as silent:
+            silent.setblocking(False)
+            async with asyncio.timeout(WAIT_S):
+                assert await asyncio.get_running_loop().sock_recv(silent, 1) == b""
+
+
+async def test_too_many_connections_are_closed_at_once() -> None:
+    async with engine(limits=replace(PATIENT, connections=2)) as producer:
+        loop = asyncio.get_running_loop()
+        first, second, third = (socket.create_connection(producer.transport.address) for _ in range(3))
+        with first, second, third:
+            third.setblocking(False)
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    assert await loop.sock_recv(third, 1) == b""
+            except ConnectionResetError:
+                pass
+            assert producer.stats.refused == {("127.0.0.1", "limit"): 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "blocks"), [({"hashes_per_lookup": 2}, 3), ({"lookups_outstanding": 0}, 1), ({"leases": 0}, 1)]
+)
+async def test_a_lookup_beyond_a_limit_is_answered_at_once(limit: dict[str, int], blocks: int) -> None:
+    async with engine(limits=replace(PATIENT, **limit)) as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        with pytest.raises(PullError) as caught:
+            await consumer.transport.lookup(producer.transport.address, "r", hashes(blocks), deadline_s=10)
+        assert (caught.value.reason, caught.value.detail) == (PullReason.REFUSED_LIMIT, next(iter(limit)))
+        assert producer.stats.refused == {(consumer.identity.instance, "limit"): 1}
+        assert consumer.stats.refused == {(producer.identity.instance, "limit"): 1}
+
+
+@pytest.mark.parametrize("limit", [{"moves_in_flight": 0}, {"bytes_in_flight": 1}])
+async def test_a_move_beyond_a_limit_never_starts(limit: dict[str, int]) -> None:
+    async with engine(limits=replace(PATIENT, **limit)) as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        with pytest.raises(PullError) as caught:
+            await consumer.transport.fetch(offer, range(3), deadline_s=10)
+        assert (caught.value.reason, caught.value.detail) == (PullReason.REFUSED_LIMIT, next(iter(limit)))
+        assert caught.value.quarantined == ()
+        assert producer.stats.leases == 0

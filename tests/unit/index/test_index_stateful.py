@@ -1,0 +1,194 @@
+"""The index against the naive model: holes, refills, tiers, duplicates, scrambled order, clears."""
+
+from __future__ import annotations
+
+import zlib
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine_plugin.identity import EndpointId
+from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored
+from epp.core.prefix_index import Depths, PrefixQuery, PythonPrefixIndex
+from epp.core.types import CacheTier, EngineBlockHash
+from tests.unit.index.naive import NaiveEndpoint, Root
+
+SIZES = {EndpointId("a"): 2, EndpointId("b"): 2, EndpointId("c", 1): 3, EndpointId("d"): 2}
+ENDPOINTS = list(SIZES)
+ROOTS: list[Root] = [(None, None), ("adapter", None), (None, "salt"), ("adapter", "salt")]
+
+endpoints = st.sampled_from(ENDPOINTS)
+tiers = st.sampled_from([CacheTier.DEVICE, CacheTier.CPU])
+roots = st.sampled_from(ROOTS)
+# few distinct tokens and short prompts: prefixes are shared and blocks met again all the time
+prompts = st.lists(st.integers(0, 1), min_size=2, max_size=14)
+domains = st.integers(0, 1)  # an engine that changes its hashing names one content twice
+
+
+def name_of(domain: int, root: Root, tokens: tuple[int, ...]) -> EngineBlockHash:
+    return EngineBlockHash(zlib.crc32(repr((domain, root, tokens)).encode()) + 1)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PythonPrefixIndex(b"\x07" * 16)
+        self.naive: dict[EndpointId, NaiveEndpoint] = {}
+        for endpoint in ENDPOINTS:
+            self.index.add_endpoint(endpoint)
+            self.naive[endpoint] = NaiveEndpoint()
+
+    def names(
+        self, endpoint: EndpointId, domain: int, root: Root, prompt: list[int]
+    ) -> list[EngineBlockHash]:
+        size = SIZES[endpoint]
+        count = len(prompt) // size
+        return [name_of(domain, root, tuple(prompt[: (i + 1) * size])) for i in range(count)]
+
+    @rule(
+        endpoint=endpoints,
+        tier=tiers,
+        root=roots,
+        prompt=prompts,
+        domain=domains,
+        cut=st.tuples(st.integers(0, 5), st.integers(1, 6)),
+    )
+    def store_tokens(
+        self,
+        endpoint: EndpointId,
+        tier: CacheTier,
+        root: Root,
+        prompt: list[int],
+        domain: int,
+        cut: tuple[int, int],
+    ) -> None:
+        size = SIZES[endpoint]
+        names = self.names(endpoint, domain, root, prompt)
+        start, stop = min(cut[0], max(0, len(names) - 1)), min(cut[0] + cut[1], len(names))
+        if start >= stop:
+            return
+        lora, salt = root
+        per_block = [(lora,) if lora else ()] * (stop - start)
+        if start == 0 and salt:
+            per_block[0] = (*per_block[0], salt)
+        event = BlockStored(
+            tier,
+            tuple(names[start:stop]),
+            names[start - 1] if start else None,
+            prompt[start * size : stop * size],
+            size,
+            lora_name=lora,
+            extra_keys=tuple(keys or None for keys in per_block),
+            has_extra_keys=True,
+        )
+        self.index.apply(endpoint, [event])
+        naive = self.naive[endpoint]
+        naive.block_size_tokens = size
+        for i in range(start, stop):
+            block = tuple(prompt[i * size : (i + 1) * size])
+            naive.store(names[i], names[i - 1] if i else None, root, block, tier)
+
+    @rule(
+        endpoint=endpoints, tier=tiers, root=roots, prompt=prompts, domain=domains, with_tokens=st.booleans()
+    )
+    def store_by_name(
+        self,
+        endpoint: EndpointId,
+        tier: CacheTier,
+        root: Root,
+        prompt: list[int],
+        domain: int,
+        with_tokens: bool,
+    ) -> None:
+        """Token-less, or (CPU only) with tokens that do not tell salted from unsalted content."""
+        size = SIZES[endpoint]
+        names = self.names(endpoint, domain, root, prompt)
+        if not names:
+            return
+        tokens = prompt[-size:] if with_tokens and tier is CacheTier.CPU else None
+        parent = names[-2] if len(names) > 1 else None
+        self.index.apply(endpoint, [BlockStored(tier, (names[-1],), parent, tokens, size if tokens else 0)])
+        self.naive[endpoint].store_by_name(names[-1], tier)
+
+    @rule(endpoint=endpoints, tier=tiers, root=roots, prompt=prompts, domain=domains, only_last=st.booleans())
+    def remove(
+        self,
+        endpoint: EndpointId,
+        tier: CacheTier,
+        root: Root,
+        prompt: list[int],
+        domain: int,
+        only_last: bool,
+    ) -> None:
+        names = self.names(endpoint, domain, root, prompt)
+        chosen = names[-1:] if only_last else names
+        self.index.apply(endpoint, [BlockRemoved(tier, tuple(chosen))])
+        for name in chosen:
+            self.naive[endpoint].remove(name, tier)
+
+    @precondition(lambda self: any(naive.copies for naive in self.naive.values()))
+    @rule(data=st.data(), endpoint=endpoints)
+    def remove_something_held(self, data: st.DataObject, endpoint: EndpointId) -> None:
+        held = sorted((k for k, n in self.naive[endpoint].copies.items() if n), key=repr)
+        if held:
+            name, tier = data.draw(st.sampled_from(held))
+            self.index.apply(endpoint, [BlockRemoved(tier, (EngineBlockHash(name),))])
+            self.naive[endpoint].remove(name, tier)
+
+    @rule(endpoint=endpoints)
+    def all_cleared(self, endpoint: EndpointId) -> None:
+        self.index.apply(endpoint, [AllBlocksCleared()])
+        self.naive[endpoint] = NaiveEndpoint()
+
+    @rule(endpoint=endpoints)
+    def replace_endpoint(self, endpoint: EndpointId) -> None:
+        self.index.remove_endpoint(endpoint)
+        self.index.add_endpoint(endpoint)
+        self.naive[endpoint] = NaiveEndpoint()
+
+    @rule(blocks=st.integers(0, 4))
+    def sweep(self, blocks: int) -> None:
+        self.index.sweep(blocks)
+
+    @rule(root=roots, prompt=prompts)
+    def match(self, root: Root, prompt: list[int]) -> None:
+        found = self.index.depths(PrefixQuery(prompt, *root), ENDPOINTS)
+        assert found == {e: naive.depths(root, prompt) for e, naive in self.naive.items()}
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.index.check_integrity()
+
+    @invariant()
+    def claims_are_counted(self) -> None:
+        for endpoint, naive in self.naive.items():
+            stats = self.index.stats(endpoint)
+            resolved = [
+                tier for (name, tier), n in naive.copies.items() if n and naive.content(name) is not None
+            ]
+            assert stats.device_blocks == resolved.count(CacheTier.DEVICE)
+            assert stats.cpu_blocks == resolved.count(CacheTier.CPU)
+
+    def teardown(self) -> None:
+        for endpoint in ENDPOINTS:
+            self.index.remove_endpoint(endpoint)
+        while self.index.sweep(1_000):
+            pass
+        self.index.check_integrity()
+        assert len(self.index) == 0
+
+
+IndexMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestIndexAgainstNaive = IndexMachine.TestCase
+
+
+def test_the_naive_model_counts_a_hole_and_its_refill() -> None:
+    """The yardstick itself: a hole ends the prefix, a refill restores the whole depth."""
+    naive = NaiveEndpoint(block_size_tokens=1)
+    for i in range(5):
+        naive.store(i + 1, i or None, (None, None), (i,), CacheTier.DEVICE)
+    naive.remove(3, CacheTier.DEVICE)
+    assert naive.depths((None, None), [0, 1, 2, 3, 4]) == Depths(2, 2, 0)
+    naive.store_by_name(3, CacheTier.DEVICE)
+    assert naive.depths((None, None), [0, 1, 2, 3, 4]) == Depths(5, 5, 0)
