@@ -40,7 +40,7 @@ from epp.kvevents.manager import KvEventsManager
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
 from epp.telemetry.logs import setup_logging
-from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector
+from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
 from epp.thresholds.directory_source import DirectoryThresholds, ThresholdState
 from sidecar.endpoint_file import EndpointRow
 from sidecar.routing_auth import load_routing_key
@@ -96,6 +96,7 @@ class _App:
         self._server = ExtProcServer(
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
         )
+        self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
 
     def _build_parts(self, config: EppConfig) -> _Parts:
@@ -139,6 +140,10 @@ class _App:
         thresholds = self._parts.thresholds
         return thresholds.state if thresholds is not None else ThresholdState()
 
+    def _open_streams(self) -> dict[str, int]:
+        stats = self._server.stats
+        return {"streams": stats.streams_open, "deciding": stats.deciding, "decisions": stats.decisions_open}
+
     # --- life -------------------------------------------------------------------------------------
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -168,7 +173,8 @@ class _App:
         """Serve until asked to stop; a component that ends early is a fault and ends the picker."""
         if self._parts.thresholds is not None:
             await self._parts.thresholds.refresh()
-        serving = asyncio.create_task(self._server.run())
+        await self._server.start()
+        serving = asyncio.create_task(self._server.serve())
         reporting = asyncio.create_task(self._report_ready())
         try:
             done, _ = await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +202,6 @@ class _App:
         return runner
 
     async def _report_ready(self) -> None:
-        await self._server.started.wait()
         await self._parts.endpoints.loaded.wait()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:

@@ -1,6 +1,6 @@
 """The one place that builds the ext-proc and health servers, with every limit set on purpose.
 
-Life: `start`, serve, `drain` (unready, still accepting; then no new streams, the old ones end), `stop`.
+Life: `start`, `serve`, `drain` (unready, still accepting; then no new streams, the old ones end), `stop`.
 All run modes of the picker use this, so that no option applies in one of them only.
 """
 
@@ -59,7 +59,6 @@ class ExtProcServer:
         self.service = ExtProcService(handler, settings.limits)
         self.port = 0
         self.health_port: int | None = None
-        self.started = asyncio.Event()  # bound and serving
         self._stop_requested = asyncio.Event()
         self._servers: list[grpc.aio.Server] = []
 
@@ -68,8 +67,12 @@ class ExtProcServer:
         return self.service.stats
 
     async def run(self) -> None:
-        """Start, serve until `request_stop` or cancel, then drain and stop."""
+        """`start` and `serve`."""
         await self.start()
+        await self.serve()
+
+    async def serve(self) -> None:
+        """Until `request_stop`, then drain and stop; a cancel stops at once."""
         try:
             await self._stop_requested.wait()
             await self.drain(self.settings.drain_timeout_s)
@@ -100,7 +103,6 @@ class ExtProcServer:
             self._servers.append(health)
         for server in self._servers:
             await server.start()
-        self.started.set()
 
     async def drain(self, deadline_s: float) -> None:
         """Turn unready, go on accepting for `lame_duck_s` so that gateways can notice, then take no

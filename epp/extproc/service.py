@@ -192,11 +192,17 @@ class _Stream:
     # ---- doing what the session says ---------------------------------------------------------------
 
     async def _perform(self, actions: Iterable[ev.Action]) -> None:
-        for action in actions:
-            if isinstance(action, ev.NeedDecision):
-                await self._perform(await self._decide(action))
-            elif not self._note(action):
-                await self._write(action)
+        pending = iter(actions)
+        try:
+            for action in pending:
+                if isinstance(action, ev.NeedDecision):
+                    await self._perform(await self._decide(action))
+                elif not self._note(action):
+                    await self._write(action)
+        finally:
+            # a gateway that left during a write: what follows, the decision's end, counts all the same
+            for action in pending:
+                self._note(action)
 
     def _note(self, action: ev.Action) -> bool:
         """Take what is not for the gateway; True if it was that."""

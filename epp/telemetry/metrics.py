@@ -95,6 +95,23 @@ class PeerRefusals:
                 yield str(endpoint), peer, reason, count
 
 
+class StreamCollector(Collector):
+    """Conversations with the gateway: what is open now must come back to zero."""
+
+    def __init__(self, open_now: Callable[[], Mapping[str, int]]) -> None:
+        self._open_now = open_now
+
+    def collect(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "kvpull_epp_extproc_open",
+            "Streams open, decisions being made, decisions not ended.",
+            labels=["what"],
+        )
+        for what, count in self._open_now().items():
+            gauge.add_metric([what], count)
+        yield gauge
+
+
 class PoolCollector(Collector):
     """Gauges of the pool, its cache claims and the thresholds, read when Prometheus asks."""
 
