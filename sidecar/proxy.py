@@ -28,7 +28,7 @@ from sidecar.errors import (
     StreamBroken,
     TargetInvalid,
 )
-from sidecar.headers import joined, request_headers
+from sidecar.headers import joined, request_headers, values_of
 from sidecar.kv_params import Api
 from sidecar.legs import SplitLegs, SplitRequest
 from sidecar.plan import (
@@ -193,11 +193,17 @@ class Proxy:
         headers = request.headers
         claims = RoutingClaims(
             request_id=_request_id(request),
-            destination=str(self._rules.serving),
+            destination=self._signed_destination(request),
             prefiller=joined(headers, wire.PREFILLER_HOST_PORT),
             source=joined(headers, wire.KV_CACHE_SOURCE_HOST_PORT),
         )
         return verify_routing(key, headers.get(wire.ROUTING_AUTH), claims, now_s=time.time())
+
+    def _signed_destination(self, request: web.Request) -> str:
+        """The destination the picker signed: a fallback list counts where it names this listener."""
+        own = str(self._rules.serving)
+        listed = values_of(request.headers, wire.DESTINATION)
+        return joined(request.headers, wire.DESTINATION) if own in listed else own
 
     def _from_peer(self, request: web.Request) -> bool:
         """A leg is believed when it is signed or, without a key, comes from a pool member's address."""

@@ -2,9 +2,8 @@
 
 The picker (or a peer sidecar) and the sidecar share a key. Without one nothing is signed and the
 sidecar relies on its allow-list. Pure: the clock is an argument; the key never appears in a text.
-Format (contracts section 2): `<unix s>.<hex HMAC-SHA256 over request id, destination, prefiller,
-source, joined by a line feed>`. The time bounds how long a header is believed, it is not itself
-signed: whoever could copy a header could repeat that one routing for that one request id, no other.
+Format: `<unix s>.<hex HMAC-SHA256 over unix s, request id, destination, prefiller, source, joined by a
+line feed>`. The time is part of what is signed, so a copied header cannot be made young again.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ class RoutingClaims:
 
 def sign_routing(key: bytes, claims: RoutingClaims, *, now_s: float) -> str:
     """Value of `x-kvpull-routing-auth`; `now_s` is Unix time."""
-    return f"{int(now_s)}.{_digest(key, claims)}"
+    stamp = str(int(now_s))
+    return f"{stamp}.{_digest(key, stamp, claims)}"
 
 
 def verify_routing(
@@ -64,7 +64,7 @@ def verify_routing(
     stamp, dot, digest = value.partition(".")
     if not dot or not (stamp.isascii() and stamp.isdigit()) or len(stamp) > 12 or not digest.isascii():
         return RoutingAuth.MALFORMED
-    if not hmac.compare_digest(_digest(key, claims), digest):
+    if not hmac.compare_digest(_digest(key, stamp, claims), digest):
         return RoutingAuth.WRONG
     return RoutingAuth.VALID if abs(now_s - int(stamp)) <= max_age_s else RoutingAuth.STALE
 
@@ -81,7 +81,7 @@ def load_routing_key(raw: bytes) -> bytes:
     return key
 
 
-def _digest(key: bytes, claims: RoutingClaims) -> str:
-    lines = (claims.request_id, claims.destination, claims.prefiller, claims.source)
+def _digest(key: bytes, stamp: str, claims: RoutingClaims) -> str:
+    lines = (stamp, claims.request_id, claims.destination, claims.prefiller, claims.source)
     message = "\n".join(lines).encode("utf-8", "surrogateescape")
     return hmac.new(key, message, hashlib.sha256).hexdigest()

@@ -31,3 +31,6 @@ ROUTING_HEADERS: Final = (
 )
 
 REQUEST_ID: Final = "x-request-id"
+# the gateway's own header, still there when the request arrives; a list where there are fallbacks.
+# Part of what ROUTING_AUTH signs
+DESTINATION: Final = "x-gateway-destination-endpoint"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-DESTINATION: Final = "x-gateway-destination-endpoint"  # request header and metadata key
+from sidecar.wire import DESTINATION as DESTINATION  # request header and metadata key
+
 DESTINATION_SERVED: Final = "x-gateway-destination-endpoint-served"
 METADATA_NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"

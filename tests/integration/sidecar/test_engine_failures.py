@@ -137,7 +137,7 @@ async def test_a_body_with_broken_framing_is_400_and_not_logged(
         answer = await raw_exchange(rig.host, head + b"my secret\r\n")
         assert answer.startswith(b"HTTP/1.0 400")
         assert engine.received == []
-    assert "refused a request that is not HTTP: TransferEncodingError" in caplog.text
+    assert "refused a request that is not HTTP: BadHttpMessage" in caplog.text
     assert "secret" not in caplog.text
 
 

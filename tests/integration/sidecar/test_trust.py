@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.integration.sidecar.doubles import RecordingEngine, recording_engine
 from tests.integration.sidecar.rig import COMPLETIONS, PORT, Rig, own_host, proxied, row, running, until
 
 KEY = b"a key of the pool, 32 bytes long"
+NOTHING: Mapping[str, str] = {}
 PREFILL, SOURCE = wire.PREFILLER_HOST_PORT, wire.KV_CACHE_SOURCE_HOST_PORT
 
 
@@ -29,10 +30,10 @@ def key_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def _signed(rig: Rig, *, request_id: str, age_s: float = 0.0, **routing: str) -> dict[str, str]:
-    claims = RoutingClaims(request_id, rig.address, routing.get(PREFILL, ""), routing.get(SOURCE, ""))
+def _signed(rig: Rig, routing: Mapping[str, str] = NOTHING, *, age_s: float = 0.0) -> dict[str, str]:
+    claims = RoutingClaims("req-1", rig.address, routing.get(PREFILL, ""), routing.get(SOURCE, ""))
     auth = sign_routing(KEY, claims, now_s=time.time() - age_s)
-    return {wire.REQUEST_ID: request_id, wire.ROUTING_AUTH: auth, **routing}
+    return {wire.REQUEST_ID: "req-1", wire.ROUTING_AUTH: auth, **routing}
 
 
 # --- signatures -----------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ async def test_signed_headers_are_followed(tmp_path: Path, key_file: str) -> Non
         recording_engine(own_host()) as engine,
         running(tmp_path, engine, *flags, pool=[row(peer, 8000)]) as rig,
     ):
-        await rig.post(COMPLETIONS, b"{}", **_signed(rig, request_id="req-1", **{SOURCE: f"{peer}:8000"}))
+        await rig.post(COMPLETIONS, b"{}", **_signed(rig, {SOURCE: f"{peer}:8000"}))
         assert engine.last.json["kv_transfer_params"]["remote_kv_source"]["remote_host"] == peer
         assert not engine.last.values(wire.ROUTING_AUTH)
 
@@ -69,11 +70,33 @@ async def test_any_other_routing_header_is_void(
         running(tmp_path, engine, *flags, pool=[row(peer, 8000)]) as rig,
     ):
         routing = {SOURCE: f"{peer}:8000", PREFILL: f"{peer}:8000"}
-        headers = _signed(rig, request_id="req-1", age_s=age_s, **routing) | change
+        headers = _signed(rig, routing, age_s=age_s) | change
         answer = await rig.post(COMPLETIONS, b"{}", **headers)
         assert (answer.status, engine.last.body) == (200, b"{}")
         assert rig.value("pulls_skipped_total", reason=reason) == 1
         assert rig.value("routing_headers_dropped_total", header=PREFILL, reason=reason) == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_signed_fallback_list_counts_where_it_names_this_sidecar(
+    tmp_path: Path, key_file: str, named: bool
+) -> None:
+    peer = own_host()
+    flags = ("--routing-key-file", key_file)
+    async with (
+        recording_engine(own_host()) as engine,
+        running(tmp_path, engine, *flags, pool=[row(peer, 8000)]) as rig,
+    ):
+        destination = f"127.0.9.9:8000,{rig.address if named else peer}"
+        claims = RoutingClaims("req-1", destination, "", f"{peer}:8000")
+        headers = {
+            wire.REQUEST_ID: "req-1",
+            wire.DESTINATION: destination,
+            wire.ROUTING_AUTH: sign_routing(KEY, claims, now_s=time.time()),
+            SOURCE: f"{peer}:8000",
+        }
+        await rig.post(COMPLETIONS, b"{}", **headers)
+        assert ("kv_transfer_params" in engine.last.json) is named
 
 
 # --- legs between sidecars --------------------------------------------------------------------------
@@ -107,7 +130,7 @@ async def test_a_prefill_leg_passes_the_peers_sidecar(tmp_path: Path, key_file: 
     flags = ("--routing-key-file", key_file) if with_key else ()
     decision_id = str(uuid.uuid4())
     async with fleet(tmp_path, *flags) as f:
-        headers = _signed(f.decode_rig, request_id="req-1", **{PREFILL: f.prefill_rig.address})
+        headers = _signed(f.decode_rig, {PREFILL: f.prefill_rig.address})
         await f.decode_rig.post(COMPLETIONS, {"prompt": "p"}, **headers, **{wire.DECISION_ID: decision_id})
         expected = {"remote_decoder": {"kv_request_id": decision_id}}
         await until(lambda: len(f.prefill.received) == 1)
@@ -132,7 +155,7 @@ async def test_with_a_key_a_leg_has_to_be_signed_as_one(tmp_path: Path, key_file
         recording_engine(own_host()) as engine,
         running(tmp_path, engine, *flags, pool=[row("127.0.0.1", PORT)]) as rig,
     ):
-        for headers in ({}, _signed(rig, request_id="req-1")):
+        for headers in ({}, _signed(rig)):
             await rig.post(COMPLETIONS, hostile, **headers, **{wire.LEG: wire.LEG_PREFILL})
             assert engine.last.json == {"prompt": "p"}
 

@@ -200,7 +200,7 @@ def test_a_prompt_that_only_talks_about_it_is_not_touched(before: str, after: st
     assert kv_params.without_client_params(raw) is raw
 
 
-@given(_BODIES)
+@given(_BODIES.filter(lambda body: _without_key(body) == body))
 def test_an_innocent_body_is_the_same_object(body: dict[str, Any]) -> None:
     raw = json.dumps(body).encode()
     assert kv_params.without_client_params(raw) is raw

@@ -42,16 +42,15 @@ def _row(address: str, p2p_port: int, role: str | None = None) -> EndpointRow:
     return EndpointRow(host, 0, host, int(port), int(port), 5557, 5657, p2p_port, labels)
 
 
-MEMBERS = AllowList(
-    [
-        _row(OWN, 7001),
-        _row(A, 7002, "prefill"),
-        _row(B, 7003, "both"),
-        _row(C, 7004),
-        _row(DECODER, 7005, "decode"),
-    ]
+ROWS = (
+    _row(OWN, 7001),
+    _row(A, 7002, "prefill"),
+    _row(B, 7003, "both"),
+    _row(C, 7004),
+    _row(DECODER, 7005, "decode"),
 )
-OPEN = AllowList(MEMBERS._by_address.values(), enforced=False)
+MEMBERS = AllowList(ROWS)
+OPEN = AllowList(ROWS, enforced=False)
 RULES = RoutingRules(Connector.OFFLOADING, True, 7777, 8000, 4)
 FACTS = Facts(RoutingAuth.OFF, generates=True, from_peer=False)
 

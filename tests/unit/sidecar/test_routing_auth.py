@@ -14,8 +14,14 @@ _KEY = b"0123456789abcdef"
 _CLAIMS = RoutingClaims("req-1", "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 
 
-def test_the_format_is_the_contracts() -> None:
-    text = b"req-1\n10.0.0.1:8000\n10.0.0.2:8000\n10.0.0.3:8000"
+def test_a_copied_signature_cannot_be_made_young_again() -> None:
+    old = sign_routing(_KEY, _CLAIMS, now_s=1_700_000_000)
+    renewed = "1700000300." + old.partition(".")[2]
+    assert verify_routing(_KEY, renewed, _CLAIMS, now_s=1_700_000_300) is RoutingAuth.WRONG
+
+
+def test_the_format_is_documented() -> None:
+    text = b"1700000000\nreq-1\n10.0.0.1:8000\n10.0.0.2:8000\n10.0.0.3:8000"
     digest = hmac.new(_KEY, text, hashlib.sha256).hexdigest()
     assert sign_routing(_KEY, _CLAIMS, now_s=1_700_000_000.9) == f"1700000000.{digest}"
 
