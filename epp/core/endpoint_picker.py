@@ -26,6 +26,7 @@ from epp.core.types import (
     Endpoint,
     EndpointMetrics,
     Outcome,
+    PrefixMatch,
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
@@ -162,13 +163,13 @@ class EndpointPicker:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
         matches = self._cache.match(request, [e.id for e in pool])
-        return [replace(self._row(e, now_s), match=matches.get(e.id, NO_MATCH)) for e in pool]
+        return [self._row(e, now_s, matches.get(e.id, NO_MATCH)) for e in pool]
 
-    def _row(self, endpoint: Endpoint, now_s: float) -> Candidate:
+    def _row(self, endpoint: Endpoint, now_s: float, match: PrefixMatch = NO_MATCH) -> Candidate:
         metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
         if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
             metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
-        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id))
+        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
 
     def _book(self, decision: SchedulingDecision, request: SchedulingRequest) -> None:
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0

@@ -1,0 +1,117 @@
+"""`make bench NAME=schedule`: one `EndpointPicker.schedule`, candidates built, scored, picked, source chosen.
+
+3,000 matched blocks of 16 tokens on 64 and on 1,024 endpoints with the demo's profile. Prints the
+median and the share of it that is the index look-up; a ratio against hashing the same tokens alone says
+how far from the unavoidable work it is. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+
+from engine_plugin.identity import EndpointId
+from epp.config import parse_config
+from epp.core.cache_view import CacheView
+from epp.core.endpoint_picker import EndpointPicker
+from epp.core.events import BlockStored, EventBatch
+from epp.core.hashing import BlockHasher, pack_tokens
+from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.types import CacheTier, Endpoint, EndpointMetrics, EngineBlockHash, SchedulingRequest
+
+BLOCK_TOKENS = 16
+BLOCKS = 3_000
+REPEATS = 40
+CONFIG = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: precise-prefix-cache-producer}
+- {type: prefix-cache-scorer}
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: active-request-scorer}
+- {type: max-score-picker}
+- {type: p2p-source-producer, parameters: {minCachedTokenDelta: 2048}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: active-request-scorer, weight: 2}
+  - {pluginRef: max-score-picker}
+"""
+
+
+def build(endpoints: int) -> tuple[EndpointPicker, SchedulingRequest]:
+    """A pool whose endpoint i holds the first share of the prompt, deeper with i."""
+    picker = EndpointPicker(parse_config(CONFIG).settings, CacheView(PythonPrefixIndex(bytes(16))))
+    tokens = array("I", [(i * 2_654_435_761) % 150_000 for i in range(BLOCKS * BLOCK_TOKENS)])
+    hashes = tuple(EngineBlockHash(i + 1) for i in range(BLOCKS))
+    for number in range(endpoints):
+        endpoint = Endpoint(EndpointId(f"pod-{number:04d}"), f"10.{number >> 8}.{number & 255}.1", 8000)
+        picker.upsert_endpoint(endpoint)
+        picker.cache.on_connect(endpoint.id, 0.0)
+        picker.cache.on_replay_end(endpoint.id, True, 0.0)
+        depth = max(8, BLOCKS * (number + 1) // endpoints)
+        stored = tuple(
+            BlockStored(
+                tier,
+                hashes[:depth],
+                None,
+                tokens[: depth * BLOCK_TOKENS],
+                BLOCK_TOKENS,
+                has_extra_keys=True,
+            )
+            for tier in (CacheTier.DEVICE, CacheTier.CPU)
+        )
+        picker.cache.on_batch(endpoint.id, 0, EventBatch(stored), 0.0)
+        picker.update_metrics(endpoint.id, EndpointMetrics(0.0, number % 7, 1.0, 0.3, BLOCK_TOKENS))
+    return picker, SchedulingRequest("request", "model", tokens)
+
+
+def median_us(work: Callable[[int], object]) -> float:
+    samples = []
+    for n in range(REPEATS):
+        started = time.perf_counter()
+        work(n)
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples) * 1e6
+
+
+def measure(endpoints: int) -> tuple[float, float]:
+    picker, request = build(endpoints)
+    ids = [e.id for e in picker.endpoints]
+
+    def schedule(n: int) -> None:
+        picker.schedule(request, 0.0, f"d{n}")
+        picker.release(f"d{n}")
+
+    return median_us(schedule), median_us(lambda _: picker.cache.match(request, ids))
+
+
+def main() -> None:
+    hasher = BlockHasher(bytes(16))
+    _, request = build(1)
+    assert request.token_ids is not None
+    tokens = request.token_ids
+    hash_us = median_us(
+        lambda _: hasher.chain(hasher.root("", None, None), pack_tokens(tokens), BLOCK_TOKENS)
+    )
+    figures = {}
+    print(f"{BLOCKS} blocks of {BLOCK_TOKENS} tokens; hashing them alone: {hash_us:.0f} us")
+    print(f"{'endpoints':>10} {'schedule us':>12} {'match us':>10} {'x hashing':>10}")
+    for endpoints in (64, 1_024):
+        total_us, match_us = measure(endpoints)
+        figures[f"us_{endpoints}"] = round(total_us)
+        figures[f"match_us_{endpoints}"] = round(match_us)
+        print(f"{endpoints:>10} {total_us:>12.0f} {match_us:>10.0f} {total_us / hash_us:>10.1f}")
+    print(json.dumps({**figures, "hash_us": round(hash_us)}))
+
+
+if __name__ == "__main__":
+    main()
