@@ -66,6 +66,14 @@ class Consumer:
         self._offers: dict[str, _OpenOffer] = {}
         self._ids = itertools.count(1)
 
+    async def connect(self, source: Address, deadline_s: float) -> None:
+        """See `PeerTransport.connect`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._dialer.session(source)
+        except TimeoutError as exc:
+            raise PullError(PullReason.TIMEOUT, format_address(source)) from exc
+
     # --- look-up -------------------------------------------------------------------------------
 
     async def lookup(
@@ -196,6 +204,8 @@ class Consumer:
             left_s = min(until_s, call.heard_at_s + patience_s) - loop.time()
             if left_s <= 0:
                 return PullError(PullReason.TIMEOUT, f"after {call.chunks} chunks")
+            # never longer than progress_s: the patience shrinks with the first chunk
+            left_s = min(left_s, self._limits.progress_s)
             await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         failure = self._failure(call, call.ended.result())
         if failure is None and not arrived.done():

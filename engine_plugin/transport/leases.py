@@ -61,6 +61,14 @@ class LeaseBook:
             return None
         return granted
 
+    def use(self, granted: GrantedLease, on_expiry: Callable[[], None]) -> None:
+        """A move starts on it: no second one may, and its deadline starts anew."""
+        granted.timer.cancel()
+        granted.timer = asyncio.get_running_loop().call_later(
+            self._limits.lease_s, self._expire, granted.token
+        )
+        granted.on_expiry = on_expiry
+
     def release(self, token: str) -> None:
         """Unpin; idempotent."""
         granted = self._granted.pop(token, None)

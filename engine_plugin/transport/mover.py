@@ -28,7 +28,7 @@ from engine_plugin.transport.mover_moves import Moves
 
 ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
 IDLE_POLL_MS: Final = 500.0  # only to notice peers that left
-LINGER_S: Final = 0.05  # active polling after the last activity, so that a notification leaves
+LINGER_S: Final = 0.1  # active polling after the last activity: notifications leave, peers connect
 DRAIN_S: Final = 1.0
 EAGER_ROUNDS: Final = 50  # polls without a pause after something moved
 _PR_SET_PDEATHSIG: Final = 1
@@ -83,17 +83,16 @@ class Mover:
         self._agent = agent
         self._moves = moves
         self._expected: set[str] = set()
+        self._linger_until_s = 0.0
 
     def run(self) -> None:
         """Until the link closes; then drain for at most `DRAIN_S`."""
         eager = 0
-        linger_until_s = 0.0
         while not self._link.closed:
-            busy = self._moves.active or bool(self._expected)
             now_s = time.monotonic()
-            if busy:
-                linger_until_s = now_s + LINGER_S
-            active = now_s < linger_until_s
+            if self._moves.active or self._expected:
+                self._linger_until_s = now_s + LINGER_S
+            active = now_s < self._linger_until_s
             pause_ms = (0.0 if eager else ACTIVE_POLL_MS) if active else IDLE_POLL_MS
             if self._link.wait(pause_ms):
                 for order in self._link.read():
@@ -118,7 +117,10 @@ class Mover:
         return bool(tags)
 
     def _obey(self, order: messages.AnyOrder) -> None:
+        self._linger_until_s = time.monotonic() + LINGER_S
         match order:
+            case messages.Wake():
+                pass
             case messages.StartMove():
                 self._moves.start(order)
             case messages.Expect(tag=tag):

@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from engine_plugin.pull_plan import Chunk
+
+WARM_UP: Final = "-"  # a tag that nobody expects
 
 
 class PeerLost(Exception):
@@ -57,7 +59,10 @@ class Agent:
         self._peers: dict[str, _Peer] = {}
 
     def add_peer(self, agent: str, metadata: bytes) -> None:
-        """Know a peer; loaded at once, and again on the next use if that failed or it broke."""
+        """Know a peer; loaded at once, and again on the next use if that failed or it broke.
+
+        An empty notification makes UCX connect now (lazily it would do so on the first write).
+        """
         peer = self._peers.get(agent)
         if peer is None:
             peer = self._peers[agent] = _Peer(metadata)
@@ -66,6 +71,7 @@ class Agent:
             peer.metadata = metadata
         with contextlib.suppress(PeerLost):
             self._load(agent, peer)
+            self.notify(agent, WARM_UP)
 
     def drop_peer(self, agent: str) -> bool:
         """One reference less; True when nobody refers to it any more (call `forget_peer` when quiet)."""

@@ -97,6 +97,10 @@ class Mover:
             raise
         return mover
 
+    def wake(self) -> None:
+        """A peer is told about this mover now and will connect."""
+        self._order(messages.Wake())
+
     def add_peer(self, agent: str, metadata: bytes) -> None:
         """Let it write to a peer's mover."""
         self._order(messages.AddPeer(agent, metadata))

@@ -20,7 +20,10 @@ class Order(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class AddPeer(Order, frozen=True, tag="add"):
-    """Load the metadata of a peer's mover; counted, so two sessions of one peer are fine."""
+    """Load the metadata of a peer's mover and connect to it ahead of need.
+
+    Counted, so two sessions of one peer are fine.
+    """
 
     agent: str
     metadata: bytes
@@ -69,6 +72,10 @@ class Unexpect(Order, frozen=True, tag="unexpect"):
     tag: str
 
 
+class Wake(Order, frozen=True, tag="wake"):
+    """A peer is about to connect to this mover: make progress for a moment, so that it can."""
+
+
 class Report(msgspec.Struct, frozen=True, tag_field="type"):
     """Mover to engine."""
 
@@ -113,7 +120,7 @@ class Arrived(Report, frozen=True, tag="arrived"):
     tag: str
 
 
-AnyOrder = AddPeer | DropPeer | StartMove | Proceed | CancelMove | Expect | Unexpect
+AnyOrder = AddPeer | DropPeer | StartMove | Proceed | CancelMove | Expect | Unexpect | Wake
 AnyReport = Ready | Wrote | Held | MoveEnded | Arrived
 
 _orders: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)

@@ -120,6 +120,7 @@ class OutboundSession:
         if mover.epoch == self._told_epoch:
             return
         self._told_epoch = mover.epoch
+        mover.wake()
         self._channel.send(
             MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
         )
@@ -152,14 +153,17 @@ class OutboundSession:
     def move(
         self, lease_id: str, mover: Mover, slots: tuple[int, ...], generations: tuple[int, ...]
     ) -> MoveCall:
-        """Ask to have `slots` written; the answer is in the call's `ended`."""
+        """Ask to have `slots` written; the answer is in the call's `ended`.
+
+        Raises:
+            PullError: DISCONNECTED; nothing was asked, so no slot is exposed.
+        """
+        if self.closed.done():
+            raise PullError(PullReason.DISCONNECTED, format_address(self.source))
         self.mover_changed(mover)
         call = MoveCall(
             self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
         )
-        if self.closed.done():
-            call.ended.set_result(None)
-            return call
         self._moves[call.id] = call
         self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations)))
         return call
@@ -183,7 +187,7 @@ class OutboundSession:
         return self._next_id
 
     async def _run(self) -> None:
-        reason = "closed by the peer"
+        reason = "closed"
         try:
             while True:
                 self._hear(await self._channel.from_server(self._limits.message_bytes))

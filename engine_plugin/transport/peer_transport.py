@@ -134,6 +134,14 @@ class PeerTransport:
             await asyncio.wait(set(self._tasks))
         self._threads.shutdown(wait=False)
 
+    async def connect(self, source: Address, *, deadline_s: float) -> None:
+        """Connect ahead of need: session, handshake and the movers' wire-up (about 30 ms of a first pull).
+
+        Raises:
+            PullError: as `lookup` for a source that cannot be reached or refuses.
+        """
+        await self._consumer.connect(source, deadline_s)
+
     async def lookup(
         self,
         source: Address,

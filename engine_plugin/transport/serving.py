@@ -106,7 +106,14 @@ class Serving:
             return
         self._budget.lookups += 1
         self._producer.stats.lookups += 1
-        self._lookups[request.id] = self._producer.run(self._lookup(request), "p2p-lookup")
+        task = self._producer.run(self._lookup(request), "p2p-lookup")
+        self._lookups[request.id] = task
+
+        def done(_: asyncio.Task[None]) -> None:  # not `finally`: a task cancelled early never runs
+            self._budget.lookups -= 1
+            self._lookups.pop(request.id, None)
+
+        task.add_done_callback(done)
 
     def _lookup_limit(self, request: Lookup) -> str | None:
         limits, budget = self._producer.limits, self._budget
@@ -126,9 +133,6 @@ class Serving:
         except Exception:
             log.exception("look-up %s of peer %s", request.kv_request_id, self._label)
             self._send(Declined(request.id, "failed", "the producer's own fault"))
-        finally:
-            self._budget.lookups -= 1
-            self._lookups.pop(request.id, None)
 
     async def _find(self, request: Lookup) -> Found | Declined:
         producer = self._producer
@@ -199,7 +203,7 @@ class Serving:
         def cancel() -> None:
             mover.cancel(request.tag)
 
-        granted.on_expiry = cancel
+        self._producer.leases.use(granted, cancel)
         self._moves[request.id] = cancel
         self._budget.moves += 1
         self._budget.moving_bytes += len(request.slots) * self._peer.block_bytes

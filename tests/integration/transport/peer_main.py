@@ -1,7 +1,8 @@
 """A producer in a process of its own, so that a test can kill or stop it with its mover.
 
-Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, listen, chunk_bytes, slot_bytes}. Says on
-stdout, one JSON line each: ready, holding. Ends when stdin closes; `proceed` on stdin lets a held move go.
+Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, chunk_bytes, slot_bytes}.
+Says on stdout, one JSON line each: ready, holding, state. Ends when stdin closes; `proceed` on stdin lets
+a held move go, `state` asks for the state.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from dataclasses import replace
 
 import pytest
@@ -95,12 +96,11 @@ async def pull_again(consumer: Engine, source: tuple[str, int]) -> None:
             offer = await consumer.transport.lookup(source, "again", WANTED, deadline_s=10)
             try:
                 fetched = await consumer.transport.fetch(offer, SLOTS, deadline_s=15)
-            except PullError as error:
-                assert error.reason is PullReason.MOVER_DOWN
-                assert error.quarantined == ()
-                await asyncio.sleep(0.05)
-            else:
                 break
+            except PullError as error:
+                refused = (error.reason, error.quarantined)
+            assert refused == (PullReason.MOVER_DOWN, ())
+            await asyncio.sleep(0.05)
     assert fetched.blocks == BLOCKS
     consumer.store.assert_blocks(WANTED, SLOTS)
 
@@ -155,6 +155,31 @@ async def test_a_source_that_goes_on_frees_the_slots_itself() -> None:
         await until_idle(source)
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_writes_already_posted_land_in_quarantine_or_nowhere(replaced: bool) -> None:
+    """Our mover is stopped with the source's writes in its sockets; nothing can take those back."""
+    limits = replace(IMPATIENT, quarantine_s=0.3 if replaced else 60.0)
+    async with engine(slots=BLOCKS) as producer, engine(slots=BLOCKS, limits=limits) as consumer:
+        producer.store.put(WANTED)
+        warm = await consumer.transport.lookup(producer.transport.address, "warm", WANTED[:1], deadline_s=10)
+        await consumer.transport.fetch(warm, [0], deadline_s=15)
+        consumer.store.tier.array[:] = 0xA5
+        mover_pid = consumer.transport.mover_pid
+        assert mover_pid is not None
+        os.kill(mover_pid, signal.SIGSTOP)
+        fetching = await start_fetch(consumer, producer.transport.address)
+        error = await asyncio.wait_for(fetching, WAIT_S)
+        assert (error.reason, sorted(error.quarantined)) == (PullReason.TIMEOUT, SLOTS)
+        assert producer.stats.moves_out == 1
+        if not replaced:
+            os.kill(mover_pid, signal.SIGCONT)
+        await usable_again(consumer)
+        await until(lambda: producer.stats.moves_out == 0)
+        assert (consumer.store.tier.array == 0xA5).all() == replaced
+        await until(lambda: consumer.stats.mover_epoch == (2 if replaced else 1))
+        await until(lambda: producer.stats.leases == 0)
+
+
 async def until_idle(source: PeerProcess) -> None:
     """Until the source has no lease, pin or move left."""
     async with asyncio.timeout(WAIT_S):
@@ -196,20 +221,16 @@ async def test_a_mute_source_costs_the_deadline_and_pins_nothing() -> None:
 
 
 async def test_a_port_that_accepts_and_never_speaks() -> None:
-    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    address = silent.sockets[0].getsockname()
-    async with engine(limits=replace(PATIENT, handshake_s=0.2)) as consumer:
-        with pytest.raises(PullError) as caught:
-            await consumer.transport.lookup(address, "r", hashes(1), deadline_s=10)
-        assert caught.value.reason is PullReason.TIMEOUT
-    silent.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody reads
+        async with engine(limits=replace(PATIENT, handshake_s=0.2)) as consumer:
+            with pytest.raises(PullError) as caught:
+                await consumer.transport.lookup(silent.getsockname(), "r", hashes(1), deadline_s=10)
+            assert caught.value.reason is PullReason.TIMEOUT
 
 
 async def test_a_closed_port_is_unreachable_and_remembered_for_a_moment() -> None:
-    unused = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    address = unused.sockets[0].getsockname()
-    unused.close()
-    await unused.wait_closed()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = unused.getsockname()
     async with engine(limits=replace(PATIENT, redial_s=60.0, redial_max_s=60.0)) as consumer:
         for _ in range(3):
             with pytest.raises(PullError) as caught:

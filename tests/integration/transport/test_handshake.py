@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import pytest
 
 from engine_plugin import protocol
-from engine_plugin.transport import PullError, PullReason
+from engine_plugin.identity import COMPARED_FIELDS
+from engine_plugin.transport import PullError, PullReason, TransportStats
 from engine_plugin.transport import handshake as shake
+from engine_plugin.transport.outbound import OutboundSession
 from tests.integration.transport.rig import PATIENT, WAIT_S, Engine, engine, hashes, identity, until
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -30,38 +31,59 @@ async def refused(consumer: Engine, producer: Engine) -> PullError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("model", "other"),
-        ("revision", "r2"),
-        ("block_size_tokens", 32),
-        ("dtype", "float16"),
-        ("layout", "nhd"),
-        ("tp_size", 2),
-        ("hash_algo", "sha256"),
-        ("seed_fp", "ff00"),
-        ("slot_bytes", 4096),
-        ("instance", "one-and-the-same"),
-    ],
-)
-async def test_a_mismatch_is_named_on_both_sides(field: str, value: Any) -> None:
-    same = {"instance": value} if field == "instance" else {}
-    async with engine(**same) as producer, engine(**{field: value}) as consumer:
-        name = "block_bytes" if field == "slot_bytes" else field
-        error = await refused(consumer, producer)
-        assert (error.reason, error.detail) == (PullReason.REFUSED_IDENTITY, name)
-        assert consumer.stats.refused == {(producer.identity.instance, name): 1}
-        assert producer.stats.refused == {(consumer.identity.instance, name): 1}
+MISMATCHES: dict[str, Any] = {
+    "model": "other",
+    "revision": "r2",
+    "block_size_tokens": 32,
+    "block_bytes": 4096,
+    "dtype": "float16",
+    "layout": "nhd",
+    "tp_size": 2,
+    "hash_algo": "sha256",
+    "seed_fp": "ff00",
+}
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(KEY, OTHER), (KEY, None), (None, KEY)])
-async def test_a_peer_without_the_key_is_refused(ours: bytes | None, theirs: bytes | None) -> None:
-    async with engine(key=ours) as producer, engine(key=theirs) as consumer:
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_a_mismatch_is_named_on_both_sides(key: bytes | None) -> None:
+    """Every field, with the consumer's own half of the handshake (which needs no mover)."""
+    assert set(MISMATCHES) == set(COMPARED_FIELDS)
+    async with engine(key=key) as producer:
+        us = producer.identity.instance
+        wanted = MISMATCHES | {"instance": us}
+        for field, value in wanted.items():
+            who, stats = identity(**{field: value}), TransportStats()
+            with pytest.raises(PullError) as caught:
+                await OutboundSession.connect(producer.transport.address, who, key, PATIENT, stats)
+            assert (caught.value.reason, caught.value.detail) == (PullReason.REFUSED_IDENTITY, field)
+            assert stats.refused == {(us, field): 1}
+            await until(lambda: producer.stats.refused[(who.instance, field)] == 1)  # noqa: B023
+        assert producer.stats.refused.total() == len(wanted)
+        assert (producer.stats.mover_infos, producer.stats.sessions_in) == (0, 0)
+
+
+async def test_a_mismatch_reaches_the_engine_as_a_reason() -> None:
+    async with engine() as producer, engine(seed_fp="ff00") as consumer:
         error = await refused(consumer, producer)
-        assert error.reason is PullReason.REFUSED_AUTH
-        assert producer.stats.refused == {("127.0.0.1", "auth"): 1}
-        assert [reason for _, reason in consumer.stats.refused] == ["auth"]
+        assert (error.reason, error.detail) == (PullReason.REFUSED_IDENTITY, "seed_fp")
+        assert consumer.stats.refused == {(producer.identity.instance, "seed_fp"): 1}
+        assert producer.stats.refused == {(consumer.identity.instance, "seed_fp"): 1}
+        assert consumer.stats.pulls == {"refused_identity": 1}
+
+
+@pytest.mark.parametrize(("ours", "others"), [(KEY, (OTHER, None)), (None, (KEY,))])
+async def test_a_peer_without_the_key_is_refused(
+    ours: bytes | None, others: tuple[bytes | None, ...]
+) -> None:
+    async with engine(key=ours) as producer:
+        for count, theirs in enumerate(others, start=1):
+            stats = TransportStats()
+            with pytest.raises(PullError) as caught:
+                await OutboundSession.connect(producer.transport.address, identity(), theirs, PATIENT, stats)
+            assert caught.value.reason is PullReason.REFUSED_AUTH
+            assert [reason for _, reason in stats.refused] == ["auth"]
+            await until(lambda: producer.stats.refused == {("127.0.0.1", "auth"): count})  # noqa: B023
+        assert (producer.stats.mover_infos, producer.stats.sessions_in) == (0, 0)
 
 
 async def test_peers_with_the_key_pull() -> None:
@@ -114,34 +136,35 @@ async def test_another_version_is_refused_by_name() -> None:
         assert producer.stats.refused == {("127.0.0.1", "protocol"): 1}
 
 
-@pytest.mark.parametrize(
-    "junk",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\xff\xff\xff\xff" + b"\0" * 100,
-        b"\x7f\xff\xff\xff",
-        b"\0\0\0\0",
-        b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1",
-        protocol.encode(protocol.Ping()),
-        protocol.encode(protocol.MoverInfo(1, "a", b"x", 0, 1)),
-        protocol.encode(protocol.Lookup(1, "r", [b"12345678"])),
-        b"\0\0\x10\0" + b"\x91" * 4096,
-        os.urandom(512),
-    ],
-)
-async def test_what_is_not_ours_closes_that_connection_only(junk: bytes) -> None:
+JUNK = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff\xff\xff\xff" + b"\0" * 100,
+    b"\x7f\xff\xff\xff",
+    b"\0\0\0\0",
+    b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1",
+    protocol.encode(protocol.Ping()),
+    protocol.encode(protocol.MoverInfo(1, "a", b"x", 0, 1)),
+    protocol.encode(protocol.Lookup(1, "r", [b"12345678"])),
+    b"\0\0\x10\0" + b"\x91" * 4096,
+]
+
+
+async def test_what_is_not_ours_closes_that_connection_only() -> None:
     async with engine() as producer, engine() as consumer:
         producer.store.put(hashes(3))
-        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
-        reader, writer = await asyncio.open_connection(*producer.transport.address)
-        writer.write(junk)
-        async with asyncio.timeout(WAIT_S):
-            assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
-        assert producer.stats.bad_frames == 1
-        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
-        assert producer.stats.sessions_in == 1
+        for count, junk in enumerate(JUNK, start=1):
+            offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+            reader, writer = await asyncio.open_connection(*producer.transport.address)
+            writer.write(junk)
+            async with asyncio.timeout(WAIT_S):
+                assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            assert producer.stats.bad_frames == count
+            consumer.store.tier.array[:] = 0
+            assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
+            consumer.store.assert_blocks(hashes(3), range(3))
+        assert (producer.stats.sessions_in, producer.stats.mover_infos) == (1, 1)
 
 
 async def test_a_bad_frame_after_the_handshake_frees_what_the_session_held() -> None:
@@ -158,6 +181,35 @@ async def test_a_bad_frame_after_the_handshake_frees_what_the_session_held() -> 
         await writer.wait_closed()
         await until(lambda: producer.stats.sessions_in == 0)
         assert (producer.stats.leases, producer.store.pins) == (0, {})
+
+
+async def test_lookups_taken_back_in_the_same_breath_use_nothing_up() -> None:
+    async with engine(limits=replace(PATIENT, lookups_outstanding=2)) as producer:
+        producer.store.put(hashes(3))
+        reader, writer = await asyncio.open_connection(*producer.transport.address)
+        burst: list[protocol.Message] = [shake.hello(identity(), None)]
+        for at in range(100):
+            burst += [protocol.Lookup(at, "r", hashes(3)), protocol.Cancel(at)]
+        writer.write(b"".join(map(protocol.encode, burst)))
+        async with asyncio.timeout(WAIT_S):
+            for at in range(1000, 2000):
+                writer.write(protocol.encode(protocol.Lookup(at, "r", hashes(3))))
+                answer = await answer_to(at, reader)
+                if isinstance(answer, protocol.Found):
+                    break
+        assert isinstance(answer, protocol.Found)
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: producer.stats.leases == 0)
+        assert producer.store.pins == {}
+
+
+async def answer_to(request_id: int, reader: asyncio.StreamReader) -> protocol.ServerMessage:
+    while True:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        message = protocol.decode_server(await reader.readexactly(size))
+        if getattr(message, "id", None) == request_id:
+            return message
 
 
 async def test_an_unfinished_handshake_is_cut_off() -> None:
