@@ -68,7 +68,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Proof(Message, frozen=True, tag="proof"):
-    """HMAC-SHA256 over the role and both hello frames (see `transport.handshake`)."""
+    """HMAC-SHA256 over the role and both hello frames (see `transport.control.handshake`)."""
 
     mac: Mac
 

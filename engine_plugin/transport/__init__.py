@@ -6,7 +6,7 @@ This package exports the engine's whole view of it; everything else here is priv
 from engine_plugin.identity import Address, PeerIdentity
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import MoverDown
+from engine_plugin.transport.mover.link import MoverDown
 from engine_plugin.transport.peer_transport import PeerTransport
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.tier_memory import TierMemory, TierMemoryError

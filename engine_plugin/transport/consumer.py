@@ -11,11 +11,11 @@ from typing import Any, Final
 from engine_plugin.identity import Address, PeerIdentity, format_address
 from engine_plugin.protocol import Declined, Ended, Found
 from engine_plugin.transport.checksums import Checksums
-from engine_plugin.transport.dialer import Dialer
+from engine_plugin.transport.control.dialer import Dialer
+from engine_plugin.transport.control.outbound import MoveCall, OutboundSession
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover
-from engine_plugin.transport.mover_supervisor import MoverSupervisor
-from engine_plugin.transport.outbound import MoveCall, OutboundSession
+from engine_plugin.transport.mover.link import Mover
+from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.quarantine import Quarantine, settled
 from engine_plugin.transport.stats import PULL_OK, TransportStats
 from engine_plugin.transport.types import Fetched, Offer, PullError, PullReason

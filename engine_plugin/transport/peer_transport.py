@@ -15,16 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from engine_plugin.identity import Address, PeerIdentity
 from engine_plugin.transport.checksums import Checksums
 from engine_plugin.transport.consumer import Consumer
-from engine_plugin.transport.dialer import Dialer
+from engine_plugin.transport.control.dialer import Dialer
+from engine_plugin.transport.control.inbound import Listener
+from engine_plugin.transport.control.leases import LeaseBook
+from engine_plugin.transport.control.outbound import OutboundSession
+from engine_plugin.transport.control.serving import Producer
 from engine_plugin.transport.faults import Faults
-from engine_plugin.transport.inbound import Listener
-from engine_plugin.transport.leases import LeaseBook
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover
-from engine_plugin.transport.mover_supervisor import MoverSupervisor
-from engine_plugin.transport.outbound import OutboundSession
+from engine_plugin.transport.mover.link import Mover
+from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.quarantine import Quarantine
-from engine_plugin.transport.serving import Producer
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.tier_memory import TierMemory
 from engine_plugin.transport.types import BlockStore, Fetched, Offer

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine_plugin.protocol import Declined, Ended
+from engine_plugin.transport.control.outbound import MoveCall
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover
-from engine_plugin.transport.outbound import MoveCall
+from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import TransportStats
 
 

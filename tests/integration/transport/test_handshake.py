@@ -12,8 +12,8 @@ import pytest
 from engine_plugin import protocol
 from engine_plugin.identity import COMPARED_FIELDS
 from engine_plugin.transport import PullError, PullReason, TransportStats
-from engine_plugin.transport import handshake as shake
-from engine_plugin.transport.outbound import OutboundSession
+from engine_plugin.transport.control import handshake as shake
+from engine_plugin.transport.control.outbound import OutboundSession
 from tests.integration.transport.rig import PATIENT, WAIT_S, Engine, engine, hashes, identity, until
 
 KEY = b"0123456789abcdef0123456789abcdef"

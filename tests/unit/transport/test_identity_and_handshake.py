@@ -10,8 +10,8 @@ import pytest
 from engine_plugin import wire
 from engine_plugin.identity import COMPARED_FIELDS, PeerIdentity, format_address
 from engine_plugin.protocol import Hello
-from engine_plugin.transport import handshake
-from engine_plugin.transport.handshake import Refusal
+from engine_plugin.transport.control import handshake
+from engine_plugin.transport.control.handshake import Refusal
 
 KEY = b"k" * 32
 WHO = PeerIdentity("a", 0, "m", "r", 16, 4096, "bf16", "hnd", 1, "sha256", "seed-fingerprint")

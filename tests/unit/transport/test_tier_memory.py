@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine_plugin.transport import TierMemory, TierMemoryError, TransportStats
-from engine_plugin.transport.mover_link import environment
+from engine_plugin.transport.mover.link import environment
 from engine_plugin.transport.stats import MAX_PEER_LABELS, OTHER_PEER
 
 

@@ -31,11 +31,11 @@ from engine_plugin.protocol import (
     Release,
     ServerMessage,
 )
-from engine_plugin.transport import handshake
-from engine_plugin.transport.channel import Channel, ChannelClosed
-from engine_plugin.transport.handshake import Refusal
+from engine_plugin.transport.control import handshake
+from engine_plugin.transport.control.channel import Channel, ChannelClosed
+from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover
+from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.types import PullError, PullReason
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from engine_plugin import pull_plan
 from engine_plugin.pull_plan import Chunk
-from engine_plugin.transport.mover_agent import Agent, PeerLost
-from engine_plugin.transport.mover_messages import Held, MoveEnded, Report, StartMove, Wrote
+from engine_plugin.transport.mover.agent import Agent, PeerLost
+from engine_plugin.transport.mover.messages import Held, MoveEnded, Report, StartMove, Wrote
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_plugin import protocol
-from engine_plugin.transport import mover_messages as messages
+from engine_plugin.transport.mover import messages
 from engine_plugin.transport.tier_memory import TierMemory
 
 _ENV_NAMES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")

@@ -22,9 +22,9 @@ from typing import Any, Final
 import numpy as np
 
 from engine_plugin import protocol
-from engine_plugin.transport import mover_messages as messages
-from engine_plugin.transport.mover_agent import Agent
-from engine_plugin.transport.mover_moves import Moves
+from engine_plugin.transport.mover import messages
+from engine_plugin.transport.mover.agent import Agent
+from engine_plugin.transport.mover.moves import Moves
 
 ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
 IDLE_POLL_MS: Final = 500.0  # only to notice peers that left

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover, MoverDown
+from engine_plugin.transport.mover.link import Mover, MoverDown
 from engine_plugin.transport.tier_memory import TierMemory
 
 BACKOFF_S: Final = 0.05  # after the first death; doubles

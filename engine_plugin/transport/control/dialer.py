@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine_plugin.identity import Address
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.outbound import OutboundSession
 from engine_plugin.transport.types import PullError, PullReason
 
 MAX_FAILURES: Final = 1024  # sources whose failure is remembered

@@ -22,12 +22,12 @@ from engine_plugin.protocol import (
     Refused,
     Release,
 )
-from engine_plugin.transport import handshake
-from engine_plugin.transport.channel import Channel, ChannelClosed
-from engine_plugin.transport.handshake import Refusal
-from engine_plugin.transport.leases import PeerBudget
-from engine_plugin.transport.mover_link import Mover
-from engine_plugin.transport.serving import Producer, Serving
+from engine_plugin.transport.control import handshake
+from engine_plugin.transport.control.channel import Channel, ChannelClosed
+from engine_plugin.transport.control.handshake import Refusal
+from engine_plugin.transport.control.leases import PeerBudget
+from engine_plugin.transport.control.serving import Producer, Serving
+from engine_plugin.transport.mover.link import Mover
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ import msgspec
 from engine_plugin.identity import PeerIdentity
 from engine_plugin.protocol import Declined, Ended, Found, FrameError, Lookup, Move, MoverInfo, Progress
 from engine_plugin.transport.checksums import Checksums
+from engine_plugin.transport.control.leases import GrantedLease, LeaseBook, PeerBudget
 from engine_plugin.transport.faults import Faults
-from engine_plugin.transport.leases import GrantedLease, LeaseBook, PeerBudget
 from engine_plugin.transport.limits import Limits
-from engine_plugin.transport.mover_link import Mover
-from engine_plugin.transport.mover_messages import StartMove
-from engine_plugin.transport.mover_supervisor import MoverSupervisor
+from engine_plugin.transport.mover.link import Mover
+from engine_plugin.transport.mover.messages import StartMove
+from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.types import BlockStore
 
