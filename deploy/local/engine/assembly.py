@@ -73,6 +73,7 @@ def assemble(config: EngineConfig) -> Assembly:
     """
     tokenizer = LocalTokenizer.load(config.tokenizer)
     vocabulary = answer_tokens(tokenizer)
+    tier = TierMemory.create(config.cpu_blocks, config.block_bytes)
     identity = peer_identity(config, uuid.uuid4().hex)
     wake = asyncio.Event()
     cache = PagedCache(config.device_blocks, config.cpu_blocks)
@@ -82,7 +83,6 @@ def assemble(config: EngineConfig) -> Assembly:
     store = CpuStore(cache.cpu, supply_keep_s=config.supply_keep_s, on_change=wake.set)
     faults = Faults() if config.enable_faults else None
     publisher = EventPublisher(topic=f"kv@{config.name}@{config.served_name}", rank=config.rank)
-    tier = TierMemory.create(config.cpu_blocks, config.block_bytes)
     transport = PeerTransport(
         listen=(config.host, config.p2p_port),
         identity=identity,

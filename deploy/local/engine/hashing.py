@@ -27,6 +27,14 @@ def _sha256(data: bytes) -> bytes:
 ALGORITHMS: Final[dict[str, Callable[[bytes], bytes]]] = {"sha256": _sha256, "blake2b": _blake2b}
 
 
+def _tagged(kind: bytes, key: str | None) -> bytes:
+    """An extra key so that no other kind, and no other cut of the bytes, reads the same."""
+    if not key:
+        return b""
+    data = key.encode("utf-8", "surrogatepass")
+    return kind + len(data).to_bytes(4, "little") + data
+
+
 def event_hash(name: bytes) -> int:
     """The form of a block's name in KV events: its low 64 bits."""
     return int.from_bytes(name[-8:], "big")
@@ -62,8 +70,9 @@ class BlockHasher:
         while (len(chain) + 1) * size <= len(tokens):
             start = len(chain) * size
             parent = chain[-1].name if chain else None
-            keys = tuple(key for key in (lora_name, salt if not chain else None) if key)
+            block_salt = None if chain else salt
+            keys = tuple(key for key in (lora_name, block_salt) if key)
             block_tokens = tuple(tokens[start : start + size])
-            data = (parent or self._root) + array("I", block_tokens).tobytes() + "\0".join(keys).encode()
-            name = self._digest(data)
+            extra = _tagged(b"lora", lora_name) + _tagged(b"salt", block_salt)
+            name = self._digest((parent or self._root) + array("I", block_tokens).tobytes() + extra)
             chain.append(Block(name, parent, len(chain), block_tokens, keys or None, lora_name))

@@ -162,7 +162,7 @@ class Puller:
             self._pool.unpin([slot for slot in slots if slot not in held])
             raise
         except BaseException:
-            # cancelled or a fault of our own: a write may be on its way into any of them
+            # cancelled (only when the engine ends) or a fault of our own: a write may be on its way
             self._pool.quarantine(slots)
             raise
 
