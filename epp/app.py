@@ -86,7 +86,7 @@ class _App:
         self._refusals = PeerRefusals()
         self._parts = self._build_parts(config)
         self._registry = CollectorRegistry()
-        self._tokeniser = _tokeniser(arguments.tokenizer or config.tokenizer_path)
+        self._tokeniser = _tokeniser(arguments.tokenizer or config.tokenizer_path, arguments.tokenizer_budget)
         self._director = Director(
             self._picker,
             self._tokeniser,
@@ -229,11 +229,11 @@ def _server_settings(arguments: argparse.Namespace) -> ServerSettings:
     )
 
 
-def _tokeniser(directory: str | Path | None) -> LocalTokeniser | None:
+def _tokeniser(directory: str | Path | None, budget_s: float) -> LocalTokeniser | None:
     if directory is None:
         log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
         return None
-    return LocalTokeniser(LocalTokenizer.load(Path(directory)))
+    return LocalTokeniser(LocalTokenizer.load(Path(directory)), budget_s=budget_s)
 
 
 def _read(path: Path, flag: str) -> bytes:

@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
     epp.add_argument(
         "--tokenizer", type=Path, help="directory of the model's tokenizer.json and chat template"
     )
+    epp.add_argument(
+        "--tokenizer-budget",
+        type=duration_s,
+        default=2.0,
+        metavar="DURATION",
+        help="longest a request waits for its tokens; then it is routed by load",
+    )
     epp.add_argument("--listen-host", default="0.0.0.0", help="address of all ports")
     epp.add_argument("--grpc-port", type=int, default=9002)
     epp.add_argument("--grpc-health-port", type=int, default=9003)

@@ -209,11 +209,14 @@ class Consumer:
             await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         failure = self._failure(call, call.ended.result())
         if failure is None and not arrived.done():
-            await asyncio.wait(
-                {arrived}, timeout=max(0.0, min(until_s - loop.time(), self._limits.progress_s))
-            )
-        if failure is None and (not arrived.done() or arrived.cancelled()):
-            return PullError(PullReason.TIMEOUT, "the source has written but our mover saw no notification")
+            grace_s = max(0.0, min(until_s - loop.time(), self._limits.notification_s))
+            either: set[asyncio.Future[Any]] = {arrived, mover.gone}
+            await asyncio.wait(either, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if failure is None and mover.gone.done():
+            return PullError(PullReason.MOVER_DOWN, "our own mover ended")
+        if failure is None and not arrived.done():
+            # every chunk has resolved at the source, so nothing more can land; what landed is verified next
+            self._stats.notifications_missed += 1
         return failure
 
     def _failure(self, call: MoveCall, outcome: Ended | Declined | None) -> PullError | None:

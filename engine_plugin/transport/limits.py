@@ -30,6 +30,7 @@ class Limits:
     handshake_s: float = 1.0
     progress_s: float = 1.0  # a started move without a further chunk
     first_progress_s: float = 2.0  # the same before its first chunk: wire-up is lazy
+    notification_s: float = 0.25  # after the source said done; then the checksums alone decide
     ping_s: float = 1.0  # a session asks for a sign of life this often
     silence_s: float = 4.0  # and ends after hearing nothing for this long
     redial_s: float = 0.25  # after a failed dial; doubles up to redial_max_s, answered `unreachable`

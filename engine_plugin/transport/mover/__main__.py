@@ -29,6 +29,8 @@ from engine_plugin.transport.mover.moves import Moves
 ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
 IDLE_POLL_MS: Final = 500.0  # only to notice peers that left
 LINGER_S: Final = 0.1  # active polling after the last activity: notifications leave, peers connect
+COOLING_POLL_MS: Final = 2.0  # then, for a while: a socket that was full still holds a notification
+COOLING_S: Final = 2.0
 DRAIN_S: Final = 1.0
 EAGER_ROUNDS: Final = 50  # polls without a pause after something moved
 _PR_SET_PDEATHSIG: Final = 1
@@ -92,14 +94,17 @@ class Mover:
             now_s = time.monotonic()
             if self._moves.active or self._expected:
                 self._linger_until_s = now_s + LINGER_S
-            active = now_s < self._linger_until_s
-            pause_ms = (0.0 if eager else ACTIVE_POLL_MS) if active else IDLE_POLL_MS
-            if self._link.wait(pause_ms):
+            if self._link.wait(self._pause_ms(now_s, eager)):
                 for order in self._link.read():
                     self._obey(order)
             moved = self._moves.step() | self._collect()
             eager = EAGER_ROUNDS if moved else max(0, eager - 1)
         self._drain()
+
+    def _pause_ms(self, now_s: float, eager: int) -> float:
+        if now_s < self._linger_until_s:
+            return 0.0 if eager else ACTIVE_POLL_MS
+        return COOLING_POLL_MS if now_s < self._linger_until_s + COOLING_S else IDLE_POLL_MS
 
     def _drain(self) -> None:
         self._moves.cancel_all()

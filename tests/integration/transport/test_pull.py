@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from engine_plugin.transport import PullError, PullReason
+from engine_plugin.transport.mover.link import Mover
 from tests.integration.transport.rig import BLOCK_BYTES, PATIENT, Engine, engine, hashes, until
 
 
@@ -31,6 +32,23 @@ async def test_bytes_are_equal_and_counted_at_both_ends() -> None:
         assert consumer.stats.pulls == {"ok": 1}
         assert producer.store.pins == {}
         assert consumer.store.usable == []
+
+
+async def test_a_lost_notification_costs_a_moment_not_the_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under load: the source had written everything, but its notification was still in a socket."""
+    told = Mover.expect
+
+    def deaf(self: Mover, tag: str) -> asyncio.Future[None]:
+        told(self, tag)
+        return asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Mover, "expect", deaf)
+    async with engine() as producer, engine() as consumer:
+        wanted = hashes(20)
+        producer.store.put(wanted)
+        assert await pull(consumer, producer, wanted, list(range(20))) == 20
+        consumer.store.assert_blocks(wanted, range(20))
+        assert consumer.stats.notifications_missed == 1
 
 
 async def test_a_partial_hit_moves_the_contiguous_prefix() -> None:
