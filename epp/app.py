@@ -124,7 +124,8 @@ class _App:
     # --- the pool changes -------------------------------------------------------------------------
     def _upsert(self, row: EndpointRow) -> None:
         source = EventSource(row.host, row.events_port, row.replay_port or None)
-        self._picker.upsert_endpoint(endpoint_of(row), has_replay=source.has_replay)
+        if self._picker.upsert_endpoint(endpoint_of(row), has_replay=source.has_replay):
+            self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
         self._parts.events.add_endpoint(row.id, source)
         self._parts.scraper.upsert(scrape_target_of(row))
         log.info("endpoint %s at %s", row.id, row.serving)

@@ -85,9 +85,9 @@ class EndpointPicker:
     def endpoints(self) -> tuple[Endpoint, ...]:
         return tuple(self._endpoints.values())
 
-    def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> None:
+    def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> bool:
         """Add an endpoint, or change its labels or draining state. A changed address is another
-        engine: what was known of the old one is dropped."""
+        engine: what was known of the old one is dropped. True: its cache view starts afresh."""
         known = self._endpoints.get(endpoint.id)
         if known is not None and (known.host, known.port) != (endpoint.host, endpoint.port):
             self.remove_endpoint(endpoint.id)
@@ -95,6 +95,7 @@ class EndpointPicker:
         if known is None:
             self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
         self._endpoints[endpoint.id] = endpoint
+        return known is None
 
     def remove_endpoint(self, endpoint_id: EndpointId) -> None:
         """Forget an endpoint. Load booked on it ends with its own requests."""

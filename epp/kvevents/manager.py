@@ -130,6 +130,7 @@ class KvEventsManager:
             if known.source == source:
                 return
             self.remove_endpoint(endpoint)
+            self._sink.on_disconnect(endpoint, self._clock())  # no claim until the new address is heard
         entry = self._sources[endpoint] = _Source(endpoint, self._number(), source)
         if self._subscriber is not None:
             self._subscriber.add(endpoint, entry.link, source)

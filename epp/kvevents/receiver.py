@@ -221,16 +221,16 @@ class Receiver:
 
     def _subscribe(self, command: Add) -> _Link:
         socket = self._socket(zmq.SUB, self._settings.live_hwm)
+        monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
+        link = _Link(command.endpoint, command.link, socket, monitor)
         try:
-            monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
             monitor.linger = 0
             socket.subscribe(b"")
             socket.connect(command.source.address(command.source.events_port))
         except zmq.ZMQError:
-            socket.disable_monitor()
-            socket.close(0)
+            _close(link)
             raise
-        return _Link(command.endpoint, command.link, socket, monitor)
+        return link
 
     def _ask_replay(self, command: Replay) -> _RunningReplay:
         socket = self._socket(zmq.DEALER, self._settings.replay_hwm)
@@ -251,14 +251,18 @@ class Receiver:
     def _close_link(self, number: int) -> None:
         link = self._links.pop(number, None)
         if link is not None:
-            link.socket.disable_monitor()
-            link.monitor.close(0)
-            link.socket.close(0)
+            _close(link)
 
     def _close_replay(self, number: int) -> None:
         running = self._replays.pop(number, None)
         if running is not None:
             running.socket.close(0)
+
+
+def _close(link: _Link) -> None:
+    link.socket.disable_monitor()
+    link.monitor.close(0)
+    link.socket.close(0)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:

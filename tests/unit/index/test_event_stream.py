@@ -186,6 +186,18 @@ def test_an_engine_that_restarted_while_we_were_away_is_cleared() -> None:
     assert stream.known_empty_start
 
 
+def test_held_batches_that_contradict_the_replay_are_dropped_once() -> None:
+    """A process that restarted unseen and has passed what the old one had sent last."""
+    stream = EventStream(True)
+    stream.on_connect()
+    stream.on_live(1, batch(1, process=0))
+    stream.on_live(5, batch(5, process=1))
+    step = replay(stream, range(6), process=1)
+    assert step == Step(clear=True, replay=ReplayNeeded(0, True, "restart"))
+    assert replay(stream, range(6), process=1) == Step()
+    assert (stream.state, stream.next_seq) == (ClaimState.LIVE, 6)
+
+
 def test_batches_lost_inside_a_replay_are_asked_for_again() -> None:
     stream = EventStream(True)
     stream.on_connect()

@@ -6,7 +6,7 @@ import zlib
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -14,16 +14,23 @@ from epp.core.prefix_index import Depths, PrefixQuery, PythonPrefixIndex
 from epp.core.types import CacheTier, EngineBlockHash
 from tests.unit.index.naive import NaiveEndpoint, Root
 
-SIZES = {EndpointId("a"): 2, EndpointId("b"): 2, EndpointId("c", 1): 3, EndpointId("d"): 2}
+SIZES = {EndpointId("a"): 2, EndpointId("b", 1): 3}
 ENDPOINTS = list(SIZES)
-ROOTS: list[Root] = [(None, None), ("adapter", None), (None, "salt"), ("adapter", "salt")]
+ROOTS: list[Root] = [(None, None), ("adapter", "salt"), (None, "salt")]
+# few prompts with shared beginnings, so that the same blocks are met again all the time
+PROMPTS = [
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+    [0, 1, 2, 3, 4, 5, 6, 7],
+    [0, 1, 2, 3, 4, 5, 9, 9, 9, 9, 9, 9],
+    [0, 1, 9, 9, 9, 9],
+    [7, 7, 7, 7, 7, 7],
+]
 
 endpoints = st.sampled_from(ENDPOINTS)
 tiers = st.sampled_from([CacheTier.DEVICE, CacheTier.CPU])
-roots = st.sampled_from(ROOTS)
-# few distinct tokens and short prompts: prefixes are shared and blocks met again all the time
-prompts = st.lists(st.integers(0, 1), min_size=2, max_size=14)
-domains = st.integers(0, 1)  # an engine that changes its hashing names one content twice
+roots = st.sampled_from([ROOTS[0], *ROOTS])
+prompts = st.sampled_from(PROMPTS)
+domains = st.sampled_from([0, 0, 1])  # an engine that changes its hashing names one content twice
 
 
 def name_of(domain: int, root: Root, tokens: tuple[int, ...]) -> EngineBlockHash:
@@ -52,7 +59,7 @@ class IndexMachine(RuleBasedStateMachine):
         root=roots,
         prompt=prompts,
         domain=domains,
-        cut=st.tuples(st.integers(0, 5), st.integers(1, 6)),
+        cut=st.tuples(st.sampled_from([0, 0, 0, 1, 2, 4]), st.integers(1, 6)),
     )
     def store_tokens(
         self,
@@ -127,22 +134,54 @@ class IndexMachine(RuleBasedStateMachine):
         for name in chosen:
             self.naive[endpoint].remove(name, tier)
 
-    @precondition(lambda self: any(naive.copies for naive in self.naive.values()))
+    @rule(data=st.data(), endpoint=endpoints, tier=tiers, store=st.booleans())
+    def by_known_name(self, data: st.DataObject, endpoint: EndpointId, tier: CacheTier, store: bool) -> None:
+        """A name that was said before, in a tier where it may or may not be held."""
+        names = sorted({name for name, _ in self.naive[endpoint].copies})
+        if not names:
+            return
+        name = EngineBlockHash(data.draw(st.sampled_from(names)))
+        if store:
+            self.index.apply(endpoint, [BlockStored(tier, (name,), None, None, 0)])
+            self.naive[endpoint].store_by_name(name, tier)
+        else:
+            self.index.apply(endpoint, [BlockRemoved(tier, (name,))])
+            self.naive[endpoint].remove(name, tier)
+
     @rule(data=st.data(), endpoint=endpoints)
-    def remove_something_held(self, data: st.DataObject, endpoint: EndpointId) -> None:
-        held = sorted((k for k, n in self.naive[endpoint].copies.items() if n), key=repr)
+    def remove_a_held_copy(self, data: st.DataObject, endpoint: EndpointId) -> None:
+        held = sorted(copy for copy, count in self.naive[endpoint].copies.items() if count)
         if held:
             name, tier = data.draw(st.sampled_from(held))
             self.index.apply(endpoint, [BlockRemoved(tier, (EngineBlockHash(name),))])
             self.naive[endpoint].remove(name, tier)
 
-    @rule(endpoint=endpoints)
-    def all_cleared(self, endpoint: EndpointId) -> None:
+    @rule(endpoint=endpoints, tier=tiers, prompt=prompts)
+    def store_scrambled(self, endpoint: EndpointId, tier: CacheTier, prompt: list[int]) -> None:
+        """One event a block, the last block first: every one of them waits for its parent."""
+        size = SIZES[endpoint]
+        names = self.names(endpoint, 0, (None, None), prompt)
+        for i in reversed(range(len(names))):
+            block = prompt[i * size : (i + 1) * size]
+            parent = names[i - 1] if i else None
+            event = BlockStored(
+                tier, (names[i],), parent, block, size, extra_keys=(None,), has_extra_keys=True
+            )
+            self.index.apply(endpoint, [event])
+            self.naive[endpoint].store(names[i], parent, (None, None), tuple(block), tier)
+        self.naive[endpoint].block_size_tokens = size
+
+    @rule(endpoint=endpoints, rarely=st.integers(0, 3))
+    def all_cleared(self, endpoint: EndpointId, rarely: int) -> None:
+        if rarely:
+            return
         self.index.apply(endpoint, [AllBlocksCleared()])
         self.naive[endpoint] = NaiveEndpoint()
 
-    @rule(endpoint=endpoints)
-    def replace_endpoint(self, endpoint: EndpointId) -> None:
+    @rule(endpoint=endpoints, rarely=st.integers(0, 3))
+    def replace_endpoint(self, endpoint: EndpointId, rarely: int) -> None:
+        if rarely:
+            return
         self.index.remove_endpoint(endpoint)
         self.index.add_endpoint(endpoint)
         self.naive[endpoint] = NaiveEndpoint()
@@ -179,7 +218,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.index) == 0
 
 
-IndexMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestIndexAgainstNaive = IndexMachine.TestCase
 
 

@@ -291,6 +291,32 @@ def test_one_name_for_two_contents_keeps_the_first() -> None:
     assert depths(index).blocks == 0
 
 
+def test_two_names_for_one_content_both_have_to_go() -> None:
+    """An engine that changed its hashing without a restart that we saw."""
+    index = index_of()
+    other = BlockStored(DEVICE, (EngineBlockHash(901), EngineBlockHash(902)), None, PROMPT[:8], SIZE)
+    index.apply(A, [stored(0, 2), other, removed(0, 1)])
+    index.check_integrity()
+    assert depths(index).blocks == 2
+    index.apply(A, [removed(900)])
+    assert depths(index).blocks == 0
+
+
+def test_a_removal_from_a_tier_that_never_held_the_block_is_ignored() -> None:
+    index = index_of()
+    assert index.apply(A, [stored(0, 2), removed(0, 1, tier=CPU)]).removed_blocks == 0
+    index.check_integrity()
+    index.apply(A, [by_name(0, 2)])
+    assert depths(index) == Depths(2, 2, 2)
+
+
+def test_a_walk_stops_at_a_block_that_nobody_holds() -> None:
+    index = index_of(A, B)
+    for endpoint in (A, B):
+        index.apply(endpoint, [stored(), removed(4)])
+    assert depths(index, A).blocks == depths(index, B).blocks == 4
+
+
 def test_a_chain_that_bites_its_tail_waits_for_ever_within_the_bound() -> None:
     index = index_of()
     loop = [

@@ -1,0 +1,399 @@
+"""The wire form: both encodings, both framings, a recorded engine, and whatever else bytes can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from engine_plugin.identity import EndpointId
+from epp.core.cache_view import CacheView
+from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.types import CacheTier, ClaimState, SchedulingRequest
+from epp.kvevents import codec
+from epp.kvevents.codec import CodecError, Message, decode_batch
+
+RECORDED = Path(__file__).parents[2] / "data" / "kv_events" / "vllm-0.32.jsonl"
+pack = msgspec.msgpack.encode
+
+STORED_MAP: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [11, 12],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None, None],
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+}
+STORED_LIST = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU"]
+
+
+def decode(*events: Any) -> EventBatch:
+    return decode_batch(pack([1.5, list(events), 0]))
+
+
+def recorded() -> list[list[bytes]]:
+    lines = RECORDED.read_text().splitlines()
+    return [[bytes.fromhex(frame) for frame in json.loads(line)["frames_hex"]] for line in lines]
+
+
+# --- a real engine -------------------------------------------------------------------------------
+
+
+def test_recorded_messages_of_a_real_engine_apply_to_the_expected_blocks() -> None:
+    view = CacheView(PythonPrefixIndex(b"r" * 16))
+    endpoint = EndpointId("a")
+    view.add_endpoint(endpoint, has_replay=False)
+    prompts: list[list[int]] = []
+    for frames in recorded()[:9]:
+        message = codec.split_live(frames)
+        assert message.seq is not None
+        batch = decode_batch(message.payload)
+        assert batch.unknown_events == 0
+        view.on_batch(endpoint, message.seq, batch, 1.0)
+        for event in batch.events:
+            if isinstance(event, BlockStored) and event.tier is CacheTier.DEVICE and event.parent is None:
+                prompts.append(list(event.token_ids or ()))
+    stats = view.stats(endpoint)
+    assert stats.state is ClaimState.LIVE
+    counters = stats.counters
+    assert (counters.stored_blocks, counters.removed_blocks) == (4 + 4 + 2 + 2 + 4 + 4 + 46 + 46 + 46, 24)
+    assert (counters.orphan_blocks, counters.unresolved_blocks, counters.skipped_blocks) == (0, 0, 0)
+    assert (stats.index.device_blocks, stats.index.cpu_blocks) == (78, 56)
+
+    def match(tokens: list[int], salt: str | None = None) -> tuple[int, int, int]:
+        request = SchedulingRequest("r", token_ids=tokens, cache_salt=salt)
+        found = view.match(request, [endpoint])[endpoint]
+        return found.blocks, found.device_blocks, found.cpu_blocks
+
+    first, salted, third, fourth = prompts
+    assert first == salted
+    assert match(first) == (4, 0, 4)  # evicted from the device, still in CPU memory
+    assert match(salted, "tenantA") == (4, 0, 4)
+    assert match(first, "tenantB") == (0, 0, 0)
+    assert match(third) == (46, 32, 46)
+    assert match(fourth) == (46, 46, 0)
+
+
+def test_recorded_all_cleared_and_what_follows() -> None:
+    batches = [decode_batch(codec.split_live(frames).payload) for frames in recorded()[9:]]
+    assert batches[0].events == (AllBlocksCleared(),)
+    after = batches[1].events
+    assert [type(e) for e in after] == [BlockStored, BlockRemoved] or [type(e) for e in after] == [
+        BlockRemoved,
+        BlockStored,
+    ]
+    (cpu,) = batches[2].events
+    assert isinstance(cpu, BlockStored)
+    assert (cpu.tier, cpu.has_extra_keys, cpu.block_size_tokens) == (CacheTier.CPU, False, 32)
+
+
+def test_truncated_or_extended_recorded_payloads_never_decode_to_something_else() -> None:
+    payload = codec.split_live(recorded()[4]).payload
+    for length in range(len(payload)):
+        with pytest.raises(CodecError):
+            decode_batch(payload[:length])
+    with pytest.raises(CodecError):
+        decode_batch(payload + b"\x00")
+
+
+# --- encodings -----------------------------------------------------------------------------------
+
+
+def test_maps_lists_and_unknown_events_in_one_batch() -> None:
+    """S-C02."""
+    batch = decode(
+        STORED_MAP,
+        STORED_LIST,
+        {"type": "FutureEvent", "x": [1]},
+        ["OtherFutureEvent", 3],
+        {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU", "later": {"a": 1}},
+        ["BlockRemoved", [12]],
+        {"type": "AllBlocksCleared"},
+        ["AllBlocksCleared"],
+    )
+    assert batch.unknown_events == 2
+    a, b, c, d, e, f = batch.events
+    assert isinstance(a, BlockStored)
+    assert isinstance(b, BlockStored)
+    assert (a.hashes, a.parent, list(a.token_ids or ()), a.block_size_tokens) == (
+        (11, 12),
+        None,
+        [1, 2, 3, 4],
+        2,
+    )
+    assert (b.hashes, b.parent, list(b.token_ids or ()), b.block_size_tokens) == (
+        (11, 12),
+        None,
+        [1, 2, 3, 4],
+        2,
+    )
+    assert (a.has_extra_keys, b.has_extra_keys) == (True, False)
+    assert a.group_kind == b.group_kind == "full_attention"
+    assert c == BlockRemoved(CacheTier.CPU, (11,))  # type: ignore[arg-type]
+    assert d == BlockRemoved(CacheTier.DEVICE, (12,))  # type: ignore[arg-type]
+    assert e == f == AllBlocksCleared()
+
+
+def test_fields_beyond_the_known_ones_are_ignored() -> None:
+    longer = [*STORED_LIST, None, None, 0, "full_attention", "future", 99]
+    batch = decode(longer, {**STORED_MAP, "locality": {"x": [1.5]}, "lookahead_token_ids": [1]})
+    assert len(batch.events) == 2
+    assert decode_batch(pack([1, [STORED_MAP], 0, "future", None])).events == batch.events[1:]
+    assert decode_batch(pack([1, [STORED_MAP]])).events == batch.events[1:]
+
+
+def test_hashes_may_be_ints_or_bytes_and_mean_the_same() -> None:
+    """Raw form: the last eight bytes are what the int form shows."""
+    raw = bytes(24) + (2**64 - 5).to_bytes(8, "big")
+    (a,), (b,), (c,) = (
+        decode({**STORED_MAP, "block_hashes": [h, 1], "parent_block_hash": h}).events
+        for h in (2**64 - 5, raw, -5)
+    )
+    assert a == b == c
+    assert isinstance(a, BlockStored)
+    assert a.parent == 2**64 - 5
+
+
+@pytest.mark.parametrize("tokens", [[], None])
+def test_token_less_offload_stores(tokens: list[int] | None) -> None:
+    """S-C12."""
+    event = {**STORED_MAP, "token_ids": tokens, "block_size": 0, "medium": "CPU", "extra_keys": None}
+    (stored,) = decode(event).events
+    assert isinstance(stored, BlockStored)
+    assert (stored.token_ids, stored.tier, stored.has_extra_keys) == (None, CacheTier.CPU, False)
+
+
+def test_tiers_we_do_not_know_are_counted_and_left_alone() -> None:
+    batch = decode(
+        {**STORED_MAP, "medium": "DISK"}, ["BlockRemoved", [1], "DISK"], {**STORED_MAP, "medium": None}
+    )
+    assert batch.unknown_events == 2
+    assert [e.tier for e in batch.events if isinstance(e, BlockStored)] == [CacheTier.DEVICE]
+
+
+def test_group_kinds_are_kept_and_never_guessed() -> None:
+    def kind(**fields: Any) -> str:
+        event = {k: v for k, v in STORED_MAP.items() if k not in ("group_idx", "kv_cache_spec_kind")}
+        (stored,) = decode({**event, **fields}).events
+        assert isinstance(stored, BlockStored)
+        return stored.group_kind
+
+    assert kind() == kind(group_idx=0) == "full_attention"
+    assert kind(group_idx=1) == "unknown"
+    assert kind(group_idx=1, kv_cache_spec_kind="mamba") == "mamba"
+
+
+def test_an_adapter_known_by_number_only_is_never_the_base_model() -> None:
+    (stored,) = decode({**STORED_MAP, "lora_id": 3}).events
+    assert isinstance(stored, BlockStored)
+    assert stored.lora_name not in (None, "", "3")
+    (named,) = decode({**STORED_MAP, "lora_id": 3, "lora_name": "tuned"}).events
+    assert isinstance(named, BlockStored)
+    assert named.lora_name == "tuned"
+
+
+def test_extra_keys_of_every_kind() -> None:
+    extra = [["salt", 5, b"raw", ["picture", 0]], [1.5], [None], [{"a": 1}], None, []]
+    event = {**STORED_MAP, "block_hashes": list(range(6)), "token_ids": list(range(12)), "extra_keys": extra}
+    (stored,) = decode(event).events
+    assert isinstance(stored, BlockStored)
+    assert stored.extra_keys is not None
+    assert stored.extra_keys[0] == ("salt", 5, b"raw", ["picture", 0])
+    assert stored.extra_keys[4:] == (None, ())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        7,
+        None,
+        [],
+        {},
+        {"type": 3},
+        {"type": "BlockStored"},
+        ["BlockStored", [1]],
+        {**STORED_MAP, "block_hashes": "x"},
+        {**STORED_MAP, "block_hashes": [1.5]},
+        {**STORED_MAP, "block_hashes": [b""]},
+        {**STORED_MAP, "block_hashes": [bytes(65)]},
+        {**STORED_MAP, "token_ids": [-1, 2, 3, 4]},
+        {**STORED_MAP, "token_ids": [2**32, 2, 3, 4]},
+        {**STORED_MAP, "token_ids": ["a"]},
+        {**STORED_MAP, "block_size": -1},
+        {**STORED_MAP, "block_size": 2**40},
+        {**STORED_MAP, "extra_keys": 5},
+        {**STORED_MAP, "parent_block_hash": []},
+        {"type": "BlockRemoved", "block_hashes": None},
+    ],
+)
+def test_known_events_with_wrong_fields_lose_the_batch(event: Any) -> None:
+    with pytest.raises(CodecError) as caught:
+        decode(STORED_MAP, event)
+    assert caught.value.reason == "event"
+
+
+HUGE = b"\xdd\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        HUGE,
+        b"\xdf\xff\xff\xff\xff",
+        b"\x93\xcb" + bytes(8) + HUGE,
+        b"\x93\xcb" + bytes(8) + b"\x91" + HUGE,
+        b"\x93\xcb" + bytes(8) + b"\x91\x93\xabBlockStored" + HUGE,
+        b"\x93\xcb" + bytes(8) + b"\x91\x92\xacBlockRemoved" + b"\xc6\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        b"\x93\xcb" + bytes(8) + b"\x91" * 100_000 + b"\xc0",
+        b"\x93\xcb" + bytes(8) + b"\x91\x82\xa4type\xa6Future\xa1x" + b"\x91" * 50_000 + b"\xc0",
+        bytes(codec.MAX_PAYLOAD_BYTES + 1),
+        pack([0.0, [["AllBlocksCleared"]] * (codec.MAX_EVENTS + 1), 0]),
+        pack("text"),
+        pack({"ts": 1}),
+        pack(["now", [], 0]),
+        pack([1.0, {}, 0]),
+    ],
+)
+def test_hostile_payloads_give_one_kind_of_error(payload: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_batch(payload)
+
+
+def test_the_digest_names_the_payload() -> None:
+    assert decode(STORED_MAP).digest == decode(STORED_MAP).digest
+    assert decode_batch(pack([2.5, [STORED_MAP], 0])).digest != decode(STORED_MAP).digest
+
+
+# --- framing -------------------------------------------------------------------------------------
+
+SEQ = (5).to_bytes(8, "big")
+
+
+def test_both_framings_and_the_end_marker() -> None:
+    """S-C03."""
+    assert codec.split_live([b"topic", SEQ, b"p"]) == codec.split_live([SEQ, b"p"]) == Message(5, b"p")
+    for frames in ([SEQ, b"p"], [b"", SEQ, b"p"], [b"t", SEQ, b"p"], [b"", b"t", SEQ, b"p"]):
+        assert codec.split_replayed(frames) == Message(5, b"p")
+        assert not codec.is_end_of_replay(frames)
+    for frames in ([codec.END_OF_REPLAY, b""], [b"", codec.END_OF_REPLAY, b""]):
+        assert codec.split_replayed(frames).seq is None
+        assert codec.is_end_of_replay(frames)
+    assert codec.replay_request(5) == [b"", SEQ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "frames"),
+        ([b"p"], "frames"),
+        ([b"", b"t", SEQ, b"p"], "frames"),
+        ([b"t", SEQ[:4], b"p"], "sequence"),
+        ([b"t", b"\x80" + bytes(7), b"p"], "sequence"),
+        ([b"t", codec.END_OF_REPLAY, b""], "sequence"),
+        ([b"t", SEQ, bytes(codec.MAX_PAYLOAD_BYTES + 1)], "size"),
+    ],
+)
+def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes], reason: str) -> None:
+    """S-C17."""
+    with pytest.raises(CodecError) as caught:
+        codec.split_live(frames)
+    assert caught.value.reason == reason
+
+
+# --- fuzz ----------------------------------------------------------------------------------------
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=40)
+    | st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "GPU", "CPU", "type"])
+)
+values = st.recursive(
+    leaves,
+    lambda v: st.lists(v, max_size=8) | st.dictionaries(st.text(max_size=4), v, max_size=4),
+    max_leaves=30,
+)
+near_events = st.builds(
+    lambda change, key: {**STORED_MAP, key: change}, values, st.sampled_from(list(STORED_MAP))
+) | st.builds(
+    lambda change, at: [*STORED_LIST[:at], change, *STORED_LIST[at + 1 :]], values, st.integers(0, 6)
+)
+
+
+def survives(payload: bytes) -> None:
+    """Decodes or says CodecError; what decodes can be applied without upsetting the index."""
+    try:
+        batch = decode_batch(payload)
+    except CodecError:
+        return
+    index = PythonPrefixIndex(b"f" * 16)
+    index.add_endpoint(EndpointId("a"))
+    index.apply(EndpointId("a"), batch.events)
+    index.check_integrity()
+
+
+@given(st.lists(near_events | values, max_size=6))
+@settings(max_examples=500, deadline=None)
+def test_fuzz_values(events: list[Any]) -> None:
+    survives(pack([1.0, events, 0]))
+
+
+@given(st.data())
+@settings(max_examples=500, deadline=None)
+def test_fuzz_damaged_messages(data: st.DataObject) -> None:
+    payload = bytearray(codec.split_live(data.draw(st.sampled_from(recorded()))).payload[:2_000])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        match data.draw(st.sampled_from(["flip", "cut", "insert"])):
+            case "flip":
+                payload[at] ^= 1 << data.draw(st.integers(0, 7))
+            case "cut":
+                del payload[at : at + data.draw(st.integers(1, 9))]
+            case _:
+                payload[at:at] = data.draw(st.binary(max_size=9))
+        if not payload:
+            break
+    survives(bytes(payload))
+
+
+@given(st.lists(st.binary(max_size=12), max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_fuzz_frames(frames: list[bytes]) -> None:
+    for split in (codec.split_live, codec.split_replayed):
+        try:
+            message = split(frames)
+        except CodecError:
+            continue
+        assert message.seq is None or 0 <= message.seq < 2**63
+
+
+@given(st.lists(near_events, min_size=1, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_an_unknown_event_beside_them_changes_nothing_for_the_others(events: list[Any]) -> None:
+    """The one-go decoder and the event-by-event decoder agree."""
+    try:
+        alone = decode(*events)
+    except CodecError:
+        with pytest.raises(CodecError):
+            decode(*events, {"type": "Future"})
+        return
+    beside = decode(*events, {"type": "Future"})
+    assert repr(beside.events) == repr(alone.events)
+    assert beside.unknown_events == alone.unknown_events + 1
