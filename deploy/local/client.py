@@ -80,7 +80,7 @@ class GatewayClient:
                 async for data in _events(response.content):
                     reading.take(data, (time.perf_counter() - started_s) * 1e3)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise RequestFailed(f"{request_id}: {error or type(error).__name__}") from error
+            raise RequestFailed(f"{request_id}: {str(error) or type(error).__name__}") from error
         return reading.answer()
 
     async def hold_open(

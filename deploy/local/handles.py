@@ -251,7 +251,7 @@ async def _json(
                 return None
             return await answer.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise SurfaceError(f"{method} {url} failed: {error or type(error).__name__}") from error
+        raise SurfaceError(f"{method} {url} failed: {str(error) or type(error).__name__}") from error
 
 
 async def _text(session: aiohttp.ClientSession, url: str) -> str:
@@ -261,4 +261,4 @@ async def _text(session: aiohttp.ClientSession, url: str) -> str:
                 raise SurfaceError(f"GET {url} answered {answer.status}")
             return await answer.text()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise SurfaceError(f"GET {url} failed: {error or type(error).__name__}") from error
+        raise SurfaceError(f"GET {url} failed: {str(error) or type(error).__name__}") from error

@@ -135,13 +135,18 @@ class Session:
 
     def _on_request_trailers(self, event: ev.RequestTrailers) -> Iterator[ev.Action]:
         self._require_head("request_trailers")
-        ended_by_trailers = self.request_phase is RequestPhase.COLLECTING
+        phase, mode = self.request_phase, self._modes.request
         self._move(Step.TRAILERS)
-        if ended_by_trailers:
+        self._note_subset(event.subset)
+        if phase is RequestPhase.COLLECTING and mode is ev.BodyMode.BUFFERED:
+            # no body message came, and the headers were answered already: nowhere to put a route
+            yield from self._refuse(_unsupported("a request of headers and trailers only and", mode))
+        elif phase is RequestPhase.COLLECTING:
             self._has_trailers = True
-            self._note_subset(event.subset)
             yield from self._need_decision()
-        elif self._modes.request is not ev.BodyMode.FULL_DUPLEX_STREAMED:
+        elif phase is RequestPhase.DECIDING and mode is not ev.BodyMode.FULL_DUPLEX_STREAMED:
+            self._has_trailers = True
+        elif phase is RequestPhase.FORWARDED and mode is not ev.BodyMode.FULL_DUPLEX_STREAMED:
             yield ev.SendTrailers(ev.Direction.REQUEST)
 
     def _need_decision(self) -> Iterator[ev.Action]:
@@ -160,11 +165,10 @@ class Session:
         edit = self._request_edit(routing)
         if self._has_body_message and self._modes.request is ev.BodyMode.BUFFERED:
             yield ev.SendBufferedRequest(routing.destination, edit, routing.body)
-            return
-        yield ev.SendRequestHeaders(routing.destination, edit)
-        if self._modes.request is not ev.BodyMode.FULL_DUPLEX_STREAMED:
-            return
-        if self._has_body_message and (body or not self._has_trailers):
+        else:
+            yield ev.SendRequestHeaders(routing.destination, edit)
+        duplex = self._modes.request is ev.BodyMode.FULL_DUPLEX_STREAMED
+        if duplex and self._has_body_message and (body or not self._has_trailers):
             yield from _pieces(ev.Direction.REQUEST, body or b"", end_of_stream=not self._has_trailers)
         if self._has_trailers:
             yield ev.SendTrailers(ev.Direction.REQUEST)
@@ -284,7 +288,7 @@ def _pieces(direction: ev.Direction, body: bytes, *, end_of_stream: bool) -> Ite
 def _unsupported(setting: str, mode: ev.BodyMode) -> ev.Refusal:
     message = (
         f"the gateway's ext_proc filter has {setting} {mode.name}; this endpoint picker needs "
-        "FULL_DUPLEX_STREAMED (BUFFERED also works)"
+        "FULL_DUPLEX_STREAMED"
     )
     return ev.Refusal(500, wire.REASON_UNSUPPORTED_MODE, message)
 

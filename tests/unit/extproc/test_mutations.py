@@ -7,7 +7,7 @@ import json
 import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.extproc import events as ev
@@ -72,6 +72,7 @@ def test_raw_value_wins_over_value() -> None:
     assert head_of(message).headers.first("x-a") == "raw"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=8) | st.text(max_size=8))))
 def test_no_header_bytes_raise(headers: list[tuple[str, bytes | str]]) -> None:
     assert len(head_of(request(*headers)).headers.fields) == len(headers)

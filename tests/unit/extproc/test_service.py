@@ -76,7 +76,7 @@ async def run(leaves_at: int | None) -> tuple[ExtProcService, RecordingHandler, 
     service = ExtProcService(handler)
     gateway = LeavingGateway(conversation(), leaves_at)
     try:
-        await service.process(None, gateway)  # type: ignore[arg-type]
+        await service.process(None, gateway)
     except asyncio.CancelledError:
         assert leaves_at is not None
     return service, handler, gateway

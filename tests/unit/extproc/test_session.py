@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.extproc import events as ev
@@ -83,13 +84,23 @@ class Exchange:
         self.handle(self.session.receive(ev.StreamEnded()))
 
 
-bodies = st.binary(max_size=300) | st.builds(
-    lambda seed, size: (seed or b"x") * (size // max(len(seed), 1)),
-    st.binary(min_size=1, max_size=7),
-    st.integers(61_000, 200_000),
+@dataclass(frozen=True)
+class Filling:
+    """A body of `size` bytes that repeats `seed`; short to print."""
+
+    seed: bytes
+    size: int
+
+    def bytes(self) -> bytes:
+        return (self.seed * (self.size // len(self.seed) + 1))[: self.size]
+
+
+bodies = st.builds(
+    Filling, st.binary(min_size=1, max_size=7), st.integers(0, 300) | st.integers(61_000, 200_000)
 )
 
 
+@settings(deadline=None)
 @given(
     request=bodies,
     response=bodies,
@@ -102,8 +113,8 @@ bodies = st.binary(max_size=300) | st.builds(
     turns=st.lists(st.integers(0, 5), max_size=40),
 )
 def test_two_kernels_back_to_back(
-    request: bytes,
-    response: bytes,
+    request: Filling,
+    response: Filling,
     cuts: list[int],
     empty_end: bool,
     request_trailers: bool,
@@ -112,10 +123,10 @@ def test_two_kernels_back_to_back(
     repeated_end: bytes | None,
     turns: list[int],
 ) -> None:
-    parts = cut(request, cuts) + ([b""] if empty_end else [])
+    sent, answered = request.bytes(), response.bytes()
     gateway = Gateway(
-        parts,
-        cut(response, cuts) + ([b""] if empty_end else []),
+        cut(sent, cuts) + ([b""] if empty_end else []),
+        cut(answered, cuts) + ([b""] if empty_end else []),
         request_trailers=request_trailers,
         response_trailers=response_trailers,
         content_type=content_type,
@@ -125,19 +136,19 @@ def test_two_kernels_back_to_back(
     exchange.run()
 
     (need,) = exchange.needs
-    assert need.body == (request or None)
+    assert need.body == (sent or None)
     assert gateway.destination == ROUTING.destination
-    assert gateway.upstream.body == request
+    assert gateway.upstream.body == sent
     assert gateway.upstream.ended
     assert gateway.upstream.trailers is request_trailers
-    assert gateway.client.body == response
+    assert gateway.client.body == answered
     assert gateway.client.ended
     assert gateway.client.trailers is response_trailers
     finished = finish_of(exchange.notes)
     assert finished.outcome.completed
     assert finished.outcome.status == 200
     if content_type == "application/json":
-        assert len(only(exchange.notes, ev.FirstToken)) == bool(response)
+        assert len(only(exchange.notes, ev.FirstToken)) == bool(answered)
 
 
 EVENTS = st.sampled_from(
@@ -161,6 +172,7 @@ EVENTS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=14), st.lists(st.sampled_from(["decide", "refuse", "wait"]), max_size=14))
 def test_any_order_of_any_messages_ends_once(sent: list[ev.Event], answers: list[str]) -> None:
     """No order makes it raise anything but a protocol error, decide twice, or finish twice."""
@@ -342,7 +354,11 @@ def test_an_error_answer_has_no_first_token() -> None:
 
 
 def _phases() -> dict[str, list[ev.Event]]:
-    request = [ev.RequestHeaders(head()), ev.RequestBody(b"{"), ev.RequestBody(b"}", True)]
+    request: list[ev.Event] = [
+        ev.RequestHeaders(head()),
+        ev.RequestBody(b"{"),
+        ev.RequestBody(b"}", True),
+    ]
     response: list[ev.Event] = [SSE, ev.ResponseBody(b"data: 1\n\n"), ev.ResponseBody(b"", True)]
     return {
         "nothing": [],
@@ -455,6 +471,24 @@ def test_buffered_mode_is_answered_in_its_own_form() -> None:
     assert it.receive(ev.RequestTrailers()) == [ev.SendTrailers(REQUEST)]
     it.receive(OK)
     assert it.receive(ev.ResponseBody(b"{}", True))[0] == ev.KeepBody(RESPONSE)
+
+
+def test_buffered_mode_with_trailers_and_no_body_cannot_be_routed() -> None:
+    it = session()
+    it.receive(ev.RequestHeaders(head(), modes=modes(ev.BodyMode.BUFFERED)))
+    immediate, _ = it.receive(ev.RequestTrailers())
+    assert isinstance(immediate, ev.SendImmediate)
+    assert "trailers only" in immediate.refusal.message
+
+
+def test_trailers_wait_for_the_decision_in_buffered_mode() -> None:
+    it = session()
+    it.receive(ev.RequestHeaders(head(), modes=modes(ev.BodyMode.BUFFERED)))
+    it.receive(ev.RequestBody(b"{}"))
+    assert it.receive(ev.RequestTrailers()) == []
+    sent, trailers = it.decided(ROUTING)
+    assert isinstance(sent, ev.SendBufferedRequest)
+    assert trailers == ev.SendTrailers(REQUEST)
 
 
 def test_streamed_response_mode_keeps_each_chunk() -> None:

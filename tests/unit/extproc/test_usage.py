@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.extproc.usage import FirstDataDetector, TokenUsage, UsageScanner
@@ -28,6 +28,7 @@ def scan(*parts: bytes) -> TokenUsage:
     return scanner.usage
 
 
+@settings(deadline=None)
 @given(
     before=json_values,
     after=json_values,
@@ -49,6 +50,7 @@ def test_found_in_any_json_under_any_cut(
     assert scan(*cut(body, cuts)) == TokenUsage(prompt, completion, cached)
 
 
+@settings(deadline=None)
 @given(json_values, st.lists(st.integers(0, 300), max_size=4))
 def test_text_that_looks_like_usage_is_not(value: object, cuts: list[int]) -> None:
     body = json.dumps({"choices": value, "text": '"usage": {"prompt_tokens": 5}'}).encode()
@@ -79,6 +81,7 @@ def test_the_last_usage_counts() -> None:
     assert scan(events).completion_tokens == 3
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
 def test_any_bytes_never_raise(data: bytes, cuts: list[int]) -> None:
     scan(*cut(b'{"usage":{' + data, cuts))
@@ -94,6 +97,7 @@ def test_an_endless_object_is_given_up_and_the_next_one_found() -> None:
     assert scanner.usage.prompt_tokens == 6
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([b": c", b"event: x", b"id: data:", b"xdata: 1", b""]), max_size=5),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
