@@ -12,7 +12,7 @@ from deploy.local.supervisor import PartSpec
 
 PICKER = "picker"
 ENVOY = "envoy"
-_PYTHON = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
+_PYTHON = {"PYTHONUNBUFFERED": "1"}
 _NIXL = {"UCX_NET_DEVICES": "lo"}  # UCX listens on every interface otherwise
 
 
@@ -73,13 +73,14 @@ def picker_part(spec: FleetSpec, config: Path, files: RunFiles) -> PartSpec:
         *("--endpoints-file", str(files.endpoints_file)),
         *("--thresholds-dir", str(files.thresholds_dir)),
         *("--tokenizer", str(spec.tokenizer)),
+        *("--tokenizer-budget", "10s"),  # a loaded machine is no reason to route a row blindly
         *("--listen-host", CONTROL_HOST),
         *("--grpc-port", str(ports.extproc_port)),
         *("--grpc-health-port", str(ports.health_port)),
         *("--metrics-port", str(ports.metrics_port)),
         *("--debug-token-file", str(files.debug_token_file)),
         *("--routing-key-file", str(files.routing_key_file)),
-        *("--refresh-metrics-interval", "50ms"),
+        *("--refresh-metrics-interval", "100ms"),
         *("--drain-timeout", "1s"),
     )
     return PartSpec(PICKER, argv, _PYTHON, ROOT, stop_timeout_s=2.0)

@@ -28,6 +28,7 @@ _COUNTED = (
     _RUNNING,
 )
 _DROPPED_TOTAL = "kvpull_sidecar_routing_headers_dropped_total"
+_PICKER_REFUSED_TOTAL = "kvpull_epp_peer_refused_total"
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
@@ -197,6 +198,16 @@ class PickerHandle:
         url = f"{self._base}/debug/kvpull/endpoints"
         body = await _json(self._session, "GET", url, headers=self._headers)
         return {row["pod"]: _endpoint(row) for row in body}
+
+    async def refusals(self) -> dict[str, set[str]]:
+        """By the picker's metrics: endpoint -> reasons for which it refused a peer or was refused."""
+        found: dict[str, set[str]] = {}
+        page = await _text(self._session, f"{self._base}/metrics")
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name == _PICKER_REFUSED_TOTAL and sample.value > 0:
+                    found.setdefault(sample.labels["endpoint"], set()).add(sample.labels["reason"])
+        return found
 
     async def thresholds(self) -> dict[str, Any]:
         url = f"{self._base}/debug/kvpull/thresholds"

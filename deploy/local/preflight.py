@@ -17,6 +17,7 @@ from pathlib import Path
 _MIB = 1 << 20
 _MODULES = ("aiohttp", "grpc", "msgspec", "nixl_cu12", "numpy", "tokenizers", "yaml", "zmq")
 _MAX_PORT = 65_535
+_SHOWN = 3  # cases named in one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +82,38 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 def check_listeners(listeners: Iterable[tuple[str, str, int]]) -> Iterator[str]:
-    """Try to bind each address. A host that is missing is reported once."""
-    missing_hosts: set[str] = set()
+    """Try to bind each address. One sentence for each kind of obstacle, with the first few cases."""
+    taken: list[str] = []
+    missing_hosts: dict[str, None] = {}
     for part, host, port in listeners:
+        where = f"{port} on {host} (needed for the {part})"
         if port > _MAX_PORT:
-            yield f"Port {port} for the {part} does not exist; choose a smaller --port-offset."
+            yield f"There is no port {where}: choose a smaller --port-offset."
             continue
         error = bind_error(host, port)
-        if error is None or host in missing_hosts:
+        if error is None:
             continue
-        if error.errno == errno.EADDRNOTAVAIL:
-            missing_hosts.add(host)
-            yield (
-                f"The loopback address {host} cannot be used on this machine: every address in"
-                " 127.0.0.0/8 must be local, as it is on Linux. Choose another one with"
-                " --address-block."
-            )
-        elif error.errno == errno.EADDRINUSE:
-            yield (
-                f"Port {port} on {host}, needed for the {part}, is taken by another process."
-                " Stop that process, or move the whole fleet with --port-offset (for example 100)."
-            )
+        if error.errno == errno.EADDRINUSE:
+            taken.append(where)
+        elif error.errno == errno.EADDRNOTAVAIL:
+            missing_hosts[host] = None
         else:
-            yield f"Port {port} on {host}, needed for the {part}, cannot be used: {error.strerror}."
+            yield f"Port {where} cannot be used: {error.strerror}."
+    if taken:
+        yield (
+            f"Taken by another process: port {_first_few(taken)}. Stop that process (a fleet that is still"
+            " up?), or move this fleet with --port-offset (for example 100)."
+        )
+    if missing_hosts:
+        yield (
+            f"Not a local address: {_first_few(list(missing_hosts))}. Every address in 127.0.0.0/8 must be"
+            " local, as it is on Linux; choose another block with --address-block."
+        )
+
+
+def _first_few(cases: list[str]) -> str:
+    more = len(cases) - _SHOWN
+    return ", ".join(cases[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def bind_error(host: str, port: int) -> OSError | None:

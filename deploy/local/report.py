@@ -40,7 +40,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.number),
         row.title,
-        row.destination,
+        _destination(row),
         row.source or "-",
         row.reason,
         f"{row.prompt_tokens:,}",
@@ -51,6 +51,10 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.ttft_ms:,.0f}",
         row.verdict,
     )
+
+
+def _destination(row: Row) -> str:
+    return f"{row.destination} (prefill {row.prefill})" if row.prefill else row.destination
 
 
 def plain_table(rows: Sequence[Row]) -> str:
@@ -97,7 +101,7 @@ class Reporter:
 
     def row(self, row: Row) -> None:
         self.progress(
-            f"row {row.number:2d} {row.title}: {row.destination} <- {row.source or '-'} ({row.reason}),"
+            f"row {row.number:2d} {row.title}: {_destination(row)} <- {row.source or '-'} ({row.reason}),"
             f" pulled {row.pulled_tokens:,} tokens, {row.ttft_ms:,.0f} ms: {row.verdict}"
         )
         self._problems(row.problems)

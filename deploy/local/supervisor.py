@@ -77,6 +77,7 @@ class Supervisor:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._parts: dict[str, Part] = {}
+        self._started: set[str] = set()  # a restarted part goes on in its log
         self._failed: asyncio.Future[PartFailed] = asyncio.get_running_loop().create_future()
         log_dir.mkdir(parents=True, exist_ok=True)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -148,7 +149,7 @@ class Supervisor:
             read_fd, write_fd = os.pipe()
             argv = (*argv, "--ready-fd", str(write_fd))
         try:
-            with open(log, "wb") as sink:  # noqa: ASYNC230  a local file, opened once a part
+            with open(log, "ab" if spec.name in self._started else "wb") as sink:  # noqa: ASYNC230  a local file, opened once a part
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     stdin=subprocess.DEVNULL,
@@ -169,6 +170,7 @@ class Supervisor:
                 os.close(write_fd)
         part = Part(spec, process, log)
         self._parts[spec.name] = part
+        self._started.add(spec.name)
         return part, read_fd
 
     async def _wait_ready(self, part: Part, ready_fd: int | None) -> dict[str, Any]:

@@ -96,13 +96,14 @@ def test_crash_of_a_part_ends_the_fleet_with_a_sentence_that_names_it(tmp_path: 
 
 def test_taken_port_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 8080 + _OFFSET))
         taken.listen(1)
         done = subprocess.run(
             _command(tmp_path), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
         )
     assert done.returncode == 2
-    assert f"Port {8080 + _OFFSET} on 127.0.0.1, needed for the gateway, is taken" in done.stderr
+    assert f"port {8080 + _OFFSET} on 127.0.0.1 (needed for the gateway)" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -46,6 +46,14 @@ class _Session:
         return chat([*self.messages, user(text)], max_tokens=ANSWER_TOKENS)
 
 
+async def switch_picker(world: World) -> None:
+    """Restart the picker with the disaggregated configuration; the endpoints get roles."""
+    world.report.progress("restarting the picker for prefill/decode disaggregation")
+    await world.fleet.stop_picker()
+    await world.fleet.start_picker(PD_CONFIG, ROLES)
+    await world.fleet.wait_live(world.fleet.spec.pods)
+
+
 async def later_turns(world: World) -> list[Row]:
     """Rows 11 and 12, each on a session of its own; both first turns run at once."""
     await world.fleet.set_thresholds(enabled=False, min_cached_token_delta=_DELTA_TOKENS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from deploy.local.client import COMPLETIONS
 from deploy.local.envoy import LAB_SUBSET_HEADER
 from deploy.local.scenario.observe import ask, expect_answered, expect_no_transfer, make_row
 from deploy.local.scenario.row import Findings, Row
 from deploy.local.scenario.texts import assistant, chat, question, user
 from deploy.local.scenario.world import ANSWER_TOKENS, DOCUMENT_TOKENS, OWNER, World
-
-_EVICTION_PROMPTS = 2
-_EVICTION_TOKENS = 31_000
 
 
 async def cold_prefix(world: World) -> Row:
@@ -51,26 +47,20 @@ async def owner_idle(world: World) -> Row:
 
 
 async def evicted_device_tier(world: World) -> Row:
-    """Row 6. Unrelated prompts push the document out of the owner's device tier; its CPU tier keeps it."""
+    """Row 6. The load of rows 3 to 5 has pushed the document out of the owner's device tier; its CPU
+    tier has kept it, and nobody else holds it."""
     findings = Findings()
     await world.forget(world.others)
-    await _push_out_of_device_tier(world)
     seen = await ask(world.fleet, world.body("Which ship came last?"), "row-06")
+    held = DOCUMENT_TOKENS // world.block_size * world.block_size
     findings.equal("destination", seen.decision.destination, OWNER)
     findings.equal("reason", seen.decision.reason, "local_best")
-    findings.true(seen.computed.restored_tokens > 0, "nothing was restored from the own CPU tier")
-    findings.equal(
-        "cached tokens", seen.computed.cached_tokens, DOCUMENT_TOKENS // world.block_size * world.block_size
+    findings.true(
+        seen.computed.restored_tokens > held // 2,
+        f"{seen.computed.restored_tokens} tokens were restored from the own CPU tier, less than half",
     )
+    findings.equal("cached tokens", seen.computed.cached_tokens, held)
     expect_no_transfer(findings, seen)
     expect_answered(findings, seen)
-    expected = "restored from the owner's own CPU tier, not pulled"
+    expected = f"{seen.computed.restored_tokens} tokens restored from the owner's own CPU tier, not pulled"
     return world.finish(make_row(6, "device tier evicted", seen, expected, findings))
-
-
-async def _push_out_of_device_tier(world: World) -> None:
-    client = world.fleet.engine_client(OWNER)
-    for number in range(_EVICTION_PROMPTS):
-        prompt = world.texts.document(f"unrelated {number}", _EVICTION_TOKENS)
-        body = {"prompt": prompt, "max_tokens": 1}
-        await client.stream(COMPLETIONS, body, request_id=f"evict-{number}")

@@ -52,8 +52,14 @@ async def wrong_hash_seed(world: World) -> Check:
 
 
 async def _seen_by_picker(world: World) -> str | None:
-    """List the stranger, and wait for what the picker finds different from the owner."""
+    """List the stranger, wait until the picker's metrics show both refusals, and return the field in
+    which it finds the two different."""
     world.fleet.list_strangers()
+    await until(
+        f"the picker's metrics show the refusals of {STRANGER} and {OWNER}",
+        world.fleet.picker.refusals,
+        lambda refusals: all(_FIELD in refusals.get(f"{pod}/0", ()) for pod in (STRANGER, OWNER)),
+    )
     rows = await until(
         f"the picker compares {STRANGER} with {OWNER}",
         world.fleet.picker.endpoints,

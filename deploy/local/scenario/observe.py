@@ -127,6 +127,7 @@ def make_row(number: int, title: str, seen: Observation, expected: str, findings
         number=number,
         title=title,
         destination=seen.decision.destination,
+        prefill=seen.decision.prefill or "",
         source=seen.decision.source or "",
         reason=seen.decision.reason,
         prompt_tokens=seen.answer.prompt_tokens,

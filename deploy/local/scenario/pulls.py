@@ -28,12 +28,13 @@ from deploy.local.scenario.world import (
 from sidecar import wire as sidecar_wire
 
 _QUEUE = 4
+_LOAD_ANSWER_TOKENS = 15_000  # reserved at admission: a full batch needs nearly the whole device tier
 _WORTHWHILE = 0.5  # TTFT of the pull against recomputing; about 0.15 on an idle machine
 
 
 async def owner_busy(world: World) -> list[Row]:
     """Rows 3, 5, 10 and 4."""
-    async with busy(world.fleet, OWNER, waiting=_QUEUE):
+    async with busy(world.fleet, OWNER, waiting=_QUEUE, answer_tokens=_LOAD_ANSWER_TOKENS):
         pulled, pulled_findings = await _pulled(world)
         below = await _below_delta(world, holder=pulled.decision.destination)
         await world.fleet.set_thresholds(enabled=False, min_cached_token_delta=DELTA_TOKENS)

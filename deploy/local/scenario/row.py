@@ -21,6 +21,7 @@ class Row:
     number: int
     title: str
     destination: str
+    prefill: str  # endpoint that computed the prompt, if another one
     source: str
     reason: str
     prompt_tokens: int

@@ -10,7 +10,7 @@ from deploy.local.report import Reporter
 from deploy.local.scenario import balance, disagg, faults, locality, mismatch, pulls, warm_up
 from deploy.local.scenario.row import Check, Row
 from deploy.local.scenario.texts import Texts
-from deploy.local.scenario.world import OWNER, World
+from deploy.local.scenario.world import World
 
 ROWS = 12
 
@@ -43,24 +43,11 @@ async def run_scenario(fleet: Fleet, report: Reporter, *, judge_ttft: bool) -> R
     await warm_up.open_sessions(world)
     rows += await pulls.owner_busy(world)
     rows.append(await locality.evicted_device_tier(world))
-    rows.append(await faults.restarted_picker(world))
-    rows.append(await faults.source_killed(world))
-    await _restart_owner(world)
     rows.append(await balance.two_holders(world))
-    await _switch_to_disaggregation(world)
-    rows += await disagg.later_turns(world)
+    await disagg.switch_picker(world)
+    later_turns, _ = await asyncio.gather(disagg.later_turns(world), mismatch.start_stranger(world))
+    rows += later_turns
     checks = (await mismatch.wrong_hash_seed(world),)
+    rows.append(await faults.restarted_picker(world))
+    rows.append(await faults.source_killed(world))  # last: a peer's sudden death is felt for seconds
     return Result(tuple(sorted(rows, key=lambda row: row.number)), checks)
-
-
-async def _restart_owner(world: World) -> None:
-    world.report.progress(f"restarting {OWNER}, starting an engine with another hash seed")
-    await asyncio.gather(world.fleet.start_engine(OWNER), mismatch.start_stranger(world))
-    await world.fleet.wait_live(world.fleet.spec.pods)
-
-
-async def _switch_to_disaggregation(world: World) -> None:
-    world.report.progress("restarting the picker for prefill/decode disaggregation")
-    await world.fleet.stop_picker()
-    await world.fleet.start_picker(disagg.PD_CONFIG, disagg.ROLES)
-    await world.fleet.wait_live(world.fleet.spec.pods)

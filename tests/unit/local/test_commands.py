@@ -57,7 +57,7 @@ def test_picker_understands_its_arguments(spec: FleetSpec, files: RunFiles) -> N
     part = commands.picker_part(spec, spec.picker_config, files)
     arguments = picker_parser().parse_args(["epp", *part.argv[_INTERPRETER:]])
     assert (arguments.grpc_port, arguments.metrics_port) == (10_002, 10_090)
-    assert arguments.refresh_metrics_interval == 0.05
+    assert arguments.refresh_metrics_interval == 0.1
 
 
 def test_endpoint_file_names_every_port_and_role(spec: FleetSpec, files: RunFiles) -> None:

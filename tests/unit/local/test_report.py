@@ -14,6 +14,7 @@ _ROW = Row(
     number=3,
     title="owner busy",
     destination="engine-b",
+    prefill="",
     source="engine-a",
     reason="pull",
     prompt_tokens=49_200,
