@@ -23,7 +23,7 @@ import numpy as np
 
 from engine_plugin import protocol
 from engine_plugin.transport.mover import messages
-from engine_plugin.transport.mover.agent import Agent
+from engine_plugin.transport.mover.agent import WARM_UP, Agent
 from engine_plugin.transport.mover.moves import Moves
 
 ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
@@ -32,6 +32,7 @@ LINGER_S: Final = 0.1  # active polling after the last activity: notifications l
 COOLING_POLL_MS: Final = 2.0  # then, for a while: a socket that was full still holds a notification
 COOLING_S: Final = 2.0
 DRAIN_S: Final = 1.0
+MAX_EARLY: Final = 1_024
 EAGER_ROUNDS: Final = 50  # polls without a pause after something moved
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -85,6 +86,7 @@ class Mover:
         self._agent = agent
         self._moves = moves
         self._expected: set[str] = set()
+        self._early: dict[str, None] = {}  # notified before the engine's `Expect` reached us; oldest first
         self._linger_until_s = 0.0
 
     def run(self) -> None:
@@ -119,7 +121,22 @@ class Mover:
             if tag in self._expected:
                 self._expected.discard(tag)
                 self._link.send(messages.Arrived(tag))
+            elif tag != WARM_UP:
+                self._keep_early(tag)
         return bool(tags)
+
+    def _keep_early(self, tag: str) -> None:
+        """A small move can be over before its `Expect` has come through the link."""
+        self._early[tag] = None
+        if len(self._early) > MAX_EARLY:
+            del self._early[next(iter(self._early))]
+
+    def _expect(self, tag: str) -> None:
+        if tag in self._early:
+            del self._early[tag]
+            self._link.send(messages.Arrived(tag))
+        else:
+            self._expected.add(tag)
 
     def _obey(self, order: messages.AnyOrder) -> None:
         self._linger_until_s = time.monotonic() + LINGER_S
@@ -129,9 +146,10 @@ class Mover:
             case messages.StartMove():
                 self._moves.start(order)
             case messages.Expect(tag=tag):
-                self._expected.add(tag)
+                self._expect(tag)
             case messages.Unexpect(tag=tag):
                 self._expected.discard(tag)
+                self._early.pop(tag, None)
             case messages.CancelMove(tag=tag):
                 self._moves.cancel(tag)
             case messages.Proceed(tag=tag):
