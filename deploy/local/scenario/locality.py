@@ -1,10 +1,11 @@
-"""Rows 1, 2 and 6: nothing moves. A cold prefix, a local hit, a restore from the own CPU tier."""
+"""Rows 1, 2 and 6, and a check: nothing moves. A cold prefix, a local hit, a restore from the own CPU
+tier, equal holders."""
 
 from __future__ import annotations
 
 from deploy.local.envoy import LAB_SUBSET_HEADER
 from deploy.local.scenario.observe import ask, expect_answered, expect_no_transfer, make_row
-from deploy.local.scenario.row import Findings, Row
+from deploy.local.scenario.row import Check, Findings, Row
 from deploy.local.scenario.texts import assistant, chat, question, user
 from deploy.local.scenario.world import ANSWER_TOKENS, DOCUMENT_TOKENS, OWNER, World
 
@@ -64,3 +65,27 @@ async def evicted_device_tier(world: World) -> Row:
     expect_answered(findings, seen)
     expected = f"{seen.computed.restored_tokens} tokens restored from the owner's own CPU tier, not pulled"
     return world.finish(make_row(6, "device tier evicted", seen, expected, findings))
+
+
+async def equal_holders(world: World) -> Check:
+    """Extra check, after rows 3 and 4: every endpoint holds the document, so whichever is chosen stays
+    local."""
+    findings = Findings()
+    seen = await ask(world.fleet, world.body("Who lit the lamps?"), "equal-holders")
+    held = DOCUMENT_TOKENS // world.block_size * world.block_size
+    servable = {row["pod"]: row["servable_tokens"] for row in seen.decision.candidates}
+    equal = sorted(pod for pod, tokens in servable.items() if abs(tokens - held) <= world.block_size)
+    findings.true(len(equal) >= 2, f"no two endpoints hold the document: {servable}")
+    findings.true(seen.decision.destination in equal, f"{seen.decision.destination} does not hold it")
+    findings.one_of("reason", seen.decision.reason, ("local_best", "below_delta"))
+    findings.equal("cached tokens", seen.computed.cached_tokens, held)
+    expect_no_transfer(findings, seen)
+    expect_answered(findings, seen)
+    check = Check(
+        title="equal holders",
+        expected="the destination ties with the best holder: stays local, no transfer",
+        seen=f"{', '.join(equal)} hold it; {seen.decision.destination} <- - ({seen.decision.reason})",
+        problems=findings.as_tuple,
+    )
+    world.report.check(check)
+    return check

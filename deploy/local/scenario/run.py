@@ -42,12 +42,13 @@ async def run_scenario(fleet: Fleet, report: Reporter, *, judge_ttft: bool) -> R
     await pulls.own_small_document(world)
     await warm_up.open_sessions(world)
     rows += await pulls.owner_busy(world)
+    checks = [await locality.equal_holders(world)]
     rows.append(await locality.evicted_device_tier(world))
     rows.append(await balance.two_holders(world))
     await disagg.switch_picker(world)
     later_turns, _ = await asyncio.gather(disagg.later_turns(world), mismatch.start_stranger(world))
     rows += later_turns
-    checks = (await mismatch.wrong_hash_seed(world),)
+    checks.append(await mismatch.wrong_hash_seed(world))
     rows.append(await faults.restarted_picker(world))
     rows.append(await faults.source_killed(world))  # last: a peer's sudden death is felt for seconds
-    return Result(tuple(sorted(rows, key=lambda row: row.number)), checks)
+    return Result(tuple(sorted(rows, key=lambda row: row.number)), tuple(checks))
