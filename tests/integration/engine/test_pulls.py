@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
+
+import pytest
 
 from engine_plugin import wire
 from tests.integration.engine.rig import BLOCK, BLOCK_BYTES, EngineClient, StartEngine, prompt_ids, until
@@ -124,16 +127,22 @@ async def test_itself_or_nonsense_as_source_is_ignored_and_counted(start_engine:
     assert await engine.counter(wire.PULLS_TOTAL, reason="malformed") == 1
 
 
-async def test_other_hash_seed_is_refused_by_name_on_both_sides(start_engine: StartEngine) -> None:
-    owner, other = await start_engine(), await start_engine(hash_seed="another")
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [({"hash_seed": "another"}, "seed_fp"), ({"block_size": 2 * BLOCK}, "block_size_tokens")],
+)
+async def test_an_engine_that_hashes_otherwise_is_refused_by_name_on_both_sides(
+    start_engine: StartEngine, changed: dict[str, Any], field: str
+) -> None:
+    owner, other = await start_engine(), await start_engine(**changed)
     prompt = prompt_ids(20 * BLOCK)
     answer = await owner.complete(prompt)
     reply = await other.complete(prompt, transfer=owner.source())
     assert reply.text == answer.text
-    assert (reply.report["pull_reason"], reply.report["pull_detail"]) == ("refused_identity", "seed_fp")
+    assert (reply.report["pull_reason"], reply.report["pull_detail"]) == ("refused_identity", field)
     assert reply.report["computed_tokens"] == 20 * BLOCK
     for engine in (owner, other):
-        assert await engine.counter(wire.PEER_REFUSED_TOTAL, reason="seed_fp") >= 1
+        assert await engine.counter(wire.PEER_REFUSED_TOTAL, reason=field) >= 1
 
 
 async def test_torn_block_is_noticed_and_recomputed(start_engine: StartEngine) -> None:
