@@ -84,6 +84,8 @@ class Consumer:
             return await self._lookup(source, kv_request_id, hashes, deadline_s, wait_s)
         except PullError as exc:
             self._stats.pulls[exc.reason.value] += 1
+            if wait_s == 0:  # a supply that did not come in time says nothing about the peer
+                self._dialer.failed(source, exc)
             raise
 
     async def _lookup(
@@ -141,7 +143,9 @@ class Consumer:
             fetched = await self._fetch(offer, wanted, deadline_s)
         except PullError as exc:
             self._stats.pulls[exc.reason.value] += 1
+            self._dialer.failed(offer.source, exc)
             raise
+        self._dialer.worked(offer.source)
         self._stats.pulls[fetched.shortfall.value if fetched.shortfall else PULL_OK] += 1
         return fetched
 
@@ -175,10 +179,14 @@ class Consumer:
         mover.unexpect(call.tag)
         return await self._verify(offer, slots, started_s)
 
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
     async def _mover(self, opened: _OpenOffer, slots: tuple[int, ...], until_s: float) -> Mover:
         """Our mover, once one is up. Nothing can be written yet, so the slots are free if this fails."""
         try:
-            async with asyncio.timeout_at(until_s):
+            async with asyncio.timeout_at(min(until_s, self._now() + self._limits.own_mover_s)):
                 return await self._movers.acquire()
         except TimeoutError:
             opened.session.release(opened.lease_id)

@@ -14,7 +14,9 @@ class Limits:
     """Bounds of one transport. Per peer (its instance) unless said otherwise."""
 
     # --- granted to a peer ---------------------------------------------------------------------
-    connections: int = 256  # all peers together, handshakes included
+    connections: int = 256  # all peers together, after the handshake
+    handshakes: int = 64  # connections that have proved nothing yet; their own limit, so that strangers
+    handshakes_per_host: int = 16  # cannot lock peers out
     connections_per_peer: int = 4
     lookups_outstanding: int = 64
     hashes_per_lookup: int = 65_536
@@ -36,6 +38,8 @@ class Limits:
     redial_s: float = 0.25  # after a failed dial; doubles up to redial_max_s, answered `unreachable`
     redial_max_s: float = 4.0
     quarantine_s: float = 5.0  # an unresolved move's slots; then our mover is replaced
+    own_mover_s: float = 0.3  # a pull waits this long for our own mover to come back
+    mover_silence_s: float = 4.0  # a mover that gives no sign of life is killed and replaced
     mover_start_s: float = 20.0  # agent creation takes 0.4 s on an idle machine
     drain_s: float = 1.0  # transfers already posted when something is stopped
 

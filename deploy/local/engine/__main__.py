@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from deploy.local.engine.config import EngineConfig, parse_arguments
 from deploy.local.engine.server import Running, serving
+from engine_plugin.transport import MoverDown
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         return asyncio.run(_serve(config, process.ready_fd))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MoverDown) as error:
         # a port in use, no room in /dev/shm, an unusable tokenizer: a sentence, not a traceback
         logging.getLogger(__name__).error("cannot serve on %s:%d: %s", config.host, config.port, error)
         return 1

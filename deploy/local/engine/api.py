@@ -111,8 +111,8 @@ class OpenAiApi:
         response = web.StreamResponse(headers={"cache-control": "no-cache"})
         response.content_type = "text/event-stream"
         response.charset = "utf-8"
-        await response.prepare(http)
         try:
+            await response.prepare(http)
             async with asyncio.TaskGroup() as group:
                 for index, request in enumerate(requests):
                     group.create_task(self._stream_one(response, form, index, request))

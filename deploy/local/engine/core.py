@@ -78,6 +78,8 @@ class Engine:
             request.report.source = "{}:{}".format(*source.address)
         request.report.kv_request_id = source.kv_request_id if source else request.supply_id
         self.parts.scheduler.submit(request)
+        if request.supply_id is not None:
+            self.parts.store.expect_supply(request.supply_id)
         self.requests.add(request.report)
         self.parts.wake.set()
         return request

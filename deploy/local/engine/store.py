@@ -85,6 +85,10 @@ class CpuStore:
         self._supplies[kv_request_id] = _Supply(slots, expiry)
         self._wake(kv_request_id)
 
+    def expect_supply(self, kv_request_id: str) -> None:
+        """A prefill leg has begun: look-ups under its id wait for it, whatever an earlier try came to."""
+        self._settled.pop(kv_request_id, None)
+
     def withdraw(self, kv_request_id: str) -> None:
         """End a supply: fetched, expired, or it failed before it began; idempotent."""
         supply = self._supplies.pop(kv_request_id, None)

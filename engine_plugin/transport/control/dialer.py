@@ -1,7 +1,8 @@
 """Sessions to sources: one each, shared by concurrent pulls, dialled on demand, with back-off.
 
-A source that failed is not dialled again for a moment; pulls from it fail at once meanwhile, with the
-same reason. Only failure is remembered: it is never taken for "not there".
+A source that failed, at the dial or in the middle of a pull (silent, or gone), is left alone for a moment;
+pulls from it fail at once meanwhile, with the same reason. The moment doubles with every failure in a row.
+Only failure is remembered: it is never taken for "not there".
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.types import PullError, PullReason
 
+_PEERS_FAULT: Final = (PullReason.TIMEOUT, PullReason.DISCONNECTED, PullReason.UNREACHABLE)
 MAX_FAILURES: Final = 1024  # sources whose failure is remembered
 
 Connect = Callable[[Address], Coroutine[Any, Any, OutboundSession]]
@@ -54,12 +56,12 @@ class Dialer:
         Raises:
             PullError: the dial failed, now or a moment ago.
         """
-        session = self._sessions.get(source)
-        if session is not None and not session.closed.done():
-            return session
         dial = self._dials.get(source)
         if dial is None:
             self._check_failure(source)
+            session = self._sessions.get(source)
+            if session is not None and not session.closed.done():
+                return session
             dial = asyncio.create_task(self._dial(source), name="p2p-dial")
             self._dials[source] = dial
             dial.add_done_callback(lambda task: self._dialled(source, task))
@@ -85,14 +87,26 @@ class Dialer:
         session = await self._connect(source)
         self._sessions[source] = session
         session.closed.add_done_callback(lambda _: self._forget(source, session))
-        self._failures.pop(source, None)
         self._on_session(session)
         return session
 
     def _dialled(self, source: Address, task: asyncio.Task[OutboundSession]) -> None:
         self._dials.pop(source, None)
-        if task.cancelled() or not isinstance(error := task.exception(), PullError):
-            return
+        if not task.cancelled() and isinstance(error := task.exception(), PullError):
+            self._remember(source, error)
+
+    def failed(self, source: Address, error: PullError) -> None:
+        """A pull from `source` ended so. Only what the peer is to blame for counts, and a failure that
+        merely repeats a remembered one does not count again."""
+        remembered = self._failures.get(source)
+        if error.reason in _PEERS_FAULT and (remembered is None or self._over(remembered)):
+            self._remember(source, error)
+
+    def worked(self, source: Address) -> None:
+        """A pull from `source` brought blocks."""
+        self._failures.pop(source, None)
+
+    def _remember(self, source: Address, error: PullError) -> None:
         before = self._failures.pop(source, None)
         delay_s = (
             self._limits.redial_s if before is None else min(2 * before.delay_s, self._limits.redial_max_s)
@@ -106,8 +120,12 @@ class Dialer:
         if self._stopped:
             raise PullError(PullReason.DISCONNECTED, "the transport stops")
         failure = self._failures.get(source)
-        if failure is not None and asyncio.get_running_loop().time() < failure.until_s:
+        if failure is not None and not self._over(failure):
             raise PullError(failure.reason, failure.detail)
+
+    @staticmethod
+    def _over(failure: _Failure) -> bool:
+        return asyncio.get_running_loop().time() >= failure.until_s
 
     def _forget(self, source: Address, session: OutboundSession) -> None:
         if self._sessions.get(source) is session:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from engine_plugin import protocol
 from engine_plugin.identity import COMPARED_FIELDS, PeerIdentity
-from engine_plugin.protocol import Hello, RefusalReason
+from engine_plugin.protocol import FrameError, Hello, RefusalReason
 
 Role = Literal["client", "server"]
+_INSTANCE: Final = re.compile(r"[0-9a-f]{8,64}")
+_MAX_TEXT: Final = 256
 _CONTEXT: Final = b"kvpull-p2p-proof-v1"
 _KNOWN_DETAILS: Final = frozenset(COMPARED_FIELDS) | {"instance"}
 
@@ -46,8 +49,17 @@ def hello(identity: PeerIdentity, key: bytes | None) -> Hello:
     )
 
 
+def check_form(identity: PeerIdentity) -> None:
+    """An identity goes into logs and labels: hex instance, short printable texts. Raises FrameError."""
+    texts = (identity.model, identity.revision, identity.dtype, identity.layout, identity.hash_algo)
+    printable = all(len(text) <= _MAX_TEXT and text.isprintable() for text in (*texts, identity.seed_fp))
+    if not printable or _INSTANCE.fullmatch(identity.instance) is None:
+        raise FrameError("the hello's identity is malformed")
+
+
 def check_hello(theirs: Hello, key: bytes | None) -> None:
     """Version and whether both sides require a proof. Raises Refusal."""
+    check_form(theirs.identity)
     if theirs.protocol != protocol.VERSION:
         raise Refusal("protocol", f"protocol {theirs.protocol} against {protocol.VERSION}")
     if theirs.keyed != (key is not None):

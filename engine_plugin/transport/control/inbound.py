@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 from engine_plugin import protocol
 from engine_plugin.identity import Address
@@ -28,6 +29,7 @@ from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.control.leases import PeerBudget
 from engine_plugin.transport.control.serving import Producer, Serving
 from engine_plugin.transport.mover.link import Mover
+from engine_plugin.transport.stats import OTHER_PEER
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], Channel] = {}
         self._servings: set[Serving] = set()
+        self._shaking: Counter[str] = Counter()  # connections before the end of their handshake, by host
         self._budgets: dict[str, PeerBudget] = {}
 
     async def start(self, listen: Address) -> Address:
@@ -65,19 +68,31 @@ class Listener:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limits, stats = self._producer.limits, self._producer.stats
         channel = Channel(reader, writer, send_limit_bytes=2 * limits.message_bytes)
-        if len(self._connections) >= limits.connections:
-            stats.count_refusal(channel.remote_host, "limit")
+        if self._too_many(channel.remote_host):
+            stats.refused[(OTHER_PEER, "limit")] += 1  # strangers get no label of their own
             channel.abort()
             return
+        self._shaking[channel.remote_host] += 1
         task = asyncio.create_task(self._serve(channel), name=f"p2p-in-{channel.remote_host}")
         self._connections[task] = channel
         task.add_done_callback(self._connections.pop)
+
+    def _too_many(self, host: str) -> bool:
+        limits, shaking = self._producer.limits, self._shaking
+        return (
+            len(self._connections) - shaking.total() >= limits.connections
+            or shaking.total() >= limits.handshakes
+            or shaking[host] >= limits.handshakes_per_host
+        )
 
     async def _serve(self, channel: Channel) -> None:
         """One connection from first byte to last. Whatever its bytes, only this connection ends."""
         stats = self._producer.stats
         try:
-            peer = await self._shake_hands(channel)
+            try:
+                peer = await self._shake_hands(channel)
+            finally:
+                self._shaking -= Counter((channel.remote_host,))
             if peer is not None:
                 await self._converse(channel, peer)
         except ChannelClosed:

@@ -27,6 +27,7 @@ from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.types import BlockStore
 
+MAX_ADDRESS: Final = 1 << 63
 ANSWER_S: Final = 5.0  # a look-up beyond its announced wait
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class Serving:
         """The peer's mover, or its replacement. Raises FrameError on one that cannot be the peer's."""
         if not info.agent.startswith(f"{self._peer.instance}-{self._peer.rank}#"):
             raise FrameError("the mover's name is not of the peer's instance")
+        if info.base_address + info.slots * self._peer.block_bytes > MAX_ADDRESS:
+            raise FrameError("the mover's memory does not fit the address space")
         self._producer.stats.mover_infos += 1
         self._info = info
         self.wire(self._producer.movers.current)

@@ -57,7 +57,10 @@ class Link:
 
     def read(self) -> list[messages.AnyOrder]:
         """Every whole order that has arrived; sets `closed` at end of stream."""
-        data = self._socket.recv(1 << 20)
+        try:
+            data = self._socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
         self.closed = not data
         self._buffer += data
         orders: list[messages.AnyOrder] = []
@@ -139,10 +142,13 @@ class Mover:
             self._expected.add(tag)
 
     def _obey(self, order: messages.AnyOrder) -> None:
-        self._linger_until_s = time.monotonic() + LINGER_S
+        if not isinstance(order, messages.Alive):
+            self._linger_until_s = time.monotonic() + LINGER_S
         match order:
             case messages.Wake():
                 pass
+            case messages.Alive():
+                self._link.send(messages.Living())
             case messages.StartMove():
                 self._moves.start(order)
             case messages.Expect(tag=tag):

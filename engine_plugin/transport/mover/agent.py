@@ -103,12 +103,12 @@ class Agent:
 
     def post(self, agent: str, chunk: Chunk, target_base: int) -> Any:
         """Start writing one chunk; returns its handle. Raises PeerLost."""
-        source = np.empty((len(chunk.segments), 3), dtype=np.uint64)
-        target = np.empty_like(source)
-        for row, segment in enumerate(chunk.segments):
-            source[row] = (self._base + segment.source, segment.length, 0)
-            target[row] = (target_base + segment.target, segment.length, 0)
         try:
+            source = np.empty((len(chunk.segments), 3), dtype=np.uint64)
+            target = np.empty_like(source)
+            for row, segment in enumerate(chunk.segments):
+                source[row] = (self._base + segment.source, segment.length, 0)
+                target[row] = (target_base + segment.target, segment.length, 0)
             handle = self._agent.initialize_xfer(
                 "WRITE",
                 self._agent.get_xfer_descs(source, "DRAM"),
@@ -118,6 +118,8 @@ class Agent:
             state = self._agent.transfer(handle)
         except self._errors as exc:
             raise self._lost(agent, exc) from exc
+        except (OverflowError, ValueError, TypeError) as exc:  # addresses that no memory has
+            raise PeerLost(f"{type(exc).__name__}: {str(exc)[:120]}") from exc
         if state == "ERR":
             raise self._lost(agent, RuntimeError("transfer refused"))
         return handle

@@ -60,6 +60,7 @@ class Mover:
         self._writes: dict[str, _Write] = {}
         self._expected: dict[str, asyncio.Future[None]] = {}
         self._distrusted: set[str] = set()
+        self.heard_at_s = loop.time()
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
         loop.add_reader(pidfd, self._reap)
@@ -74,7 +75,10 @@ class Mover:
         Raises:
             MoverDown: it did not start within `deadline_s`; nothing of it is left.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as exc:
+            raise MoverDown(f"cannot start the mover: {exc.strerror}") from exc
         try:
             process, pidfd = _spawn(
                 _command(f"{name}#{epoch}", tier, theirs.fileno()), (theirs.fileno(), tier.fd)
@@ -96,6 +100,15 @@ class Mover:
             await mover.end(drain_s=0.0)
             raise
         return mover
+
+    def ask_alive(self) -> None:
+        """Ask for a sign of life; `heard_at_s` tells whether any came."""
+        self._order(messages.Alive())
+
+    def kill(self) -> None:
+        """End it at once, whatever it holds; `gone` resolves when it is dead."""
+        if not self.gone.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wake(self) -> None:
         """A peer is told about this mover now and will connect."""
@@ -169,8 +182,7 @@ class Mover:
             self._writer.close()
         if drain_s > 0 and not self.gone.done():
             await asyncio.wait({self.gone}, timeout=drain_s)
-        if not self.gone.done():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.kill()
         await asyncio.shield(self.gone)
         if self._reader_task is not None:
             await asyncio.wait({self._reader_task})
@@ -191,6 +203,7 @@ class Mover:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _hear(self, report: messages.AnyReport) -> None:
+        self.heard_at_s = self._loop.time()
         match report:
             case messages.Ready(agent=agent, metadata=metadata, base_address=base_address):
                 self.agent, self.metadata, self.base_address = agent, metadata, base_address
@@ -237,7 +250,9 @@ def environment(source: dict[str, str]) -> dict[str, str]:
     kept = {
         name: value for name, value in source.items() if name in _ENV_NAMES or name.startswith(_ENV_PREFIXES)
     }
-    package_root = str(Path(__file__).resolve().parents[2])
+    package_root = str(
+        Path(__file__).resolve().parents[3]
+    )  # where `engine_plugin` is, whatever the directory
     return _ENV_DEFAULTS | kept | {"PYTHONPATH": package_root, "PYTHONUNBUFFERED": "1"}
 
 
@@ -264,4 +279,9 @@ def _spawn(command: list[str], fds: tuple[int, ...]) -> tuple[subprocess.Popen[b
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    return process, os.pidfd_open(process.pid)
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

@@ -76,6 +76,10 @@ class Wake(Order, frozen=True, tag="wake"):
     """A peer is about to connect to this mover: make progress for a moment, so that it can."""
 
 
+class Alive(Order, frozen=True, tag="alive"):
+    """Answer with `Living`: a mover that hangs is replaced."""
+
+
 class Report(msgspec.Struct, frozen=True, tag_field="type"):
     """Mover to engine."""
 
@@ -120,8 +124,12 @@ class Arrived(Report, frozen=True, tag="arrived"):
     tag: str
 
 
-AnyOrder = AddPeer | DropPeer | StartMove | Proceed | CancelMove | Expect | Unexpect | Wake
-AnyReport = Ready | Wrote | Held | MoveEnded | Arrived
+class Living(Report, frozen=True, tag="living"):
+    """The loop turns."""
+
+
+AnyOrder = AddPeer | DropPeer | StartMove | Proceed | CancelMove | Expect | Unexpect | Wake | Alive
+AnyReport = Ready | Wrote | Held | MoveEnded | Arrived | Living
 
 _orders: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
 _reports: msgspec.msgpack.Decoder[AnyReport] = msgspec.msgpack.Decoder(AnyReport)

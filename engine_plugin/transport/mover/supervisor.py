@@ -102,10 +102,17 @@ class MoverSupervisor:
             await self._replace()
 
     async def _until_needed(self, mover: Mover) -> None:
+        """Until it is dead or to be replaced. One that hangs (its loop no longer turns) is killed."""
         retire = asyncio.create_task(self._retire.wait())
+        needs: set[asyncio.Future[Any]] = {mover.gone, retire}
+        loop, silence_s = asyncio.get_running_loop(), self._limits.mover_silence_s
         try:
-            needs: set[asyncio.Future[Any]] = {mover.gone, retire}
-            await asyncio.wait(needs, return_when=asyncio.FIRST_COMPLETED)
+            while not any(need.done() for need in needs):
+                mover.ask_alive()
+                await asyncio.wait(needs, timeout=silence_s / 4, return_when=asyncio.FIRST_COMPLETED)
+                if not mover.gone.done() and loop.time() - mover.heard_at_s > silence_s:
+                    log.warning("mover %s gives no sign of life and is killed", mover.agent)
+                    mover.kill()
         finally:
             retire.cancel()
 

@@ -158,7 +158,7 @@ async def test_a_source_that_goes_on_frees_the_slots_itself() -> None:
 @pytest.mark.parametrize("replaced", [True, False])
 async def test_writes_already_posted_land_in_quarantine_or_nowhere(replaced: bool) -> None:
     """Our mover is stopped with the source's writes in its sockets; nothing can take those back."""
-    limits = replace(IMPATIENT, quarantine_s=0.3 if replaced else 60.0)
+    limits = replace(IMPATIENT, quarantine_s=0.3 if replaced else 60.0, mover_silence_s=120.0)
     async with engine(slots=BLOCKS) as producer, engine(slots=BLOCKS, limits=limits) as consumer:
         producer.store.put(WANTED)
         warm = await consumer.transport.lookup(producer.transport.address, "warm", WANTED[:1], deadline_s=10)
@@ -206,16 +206,27 @@ async def test_a_cancelled_fetch_names_its_slots_when_they_are_free() -> None:
         assert producer.store.pins == {}
 
 
-async def test_a_mute_source_costs_the_deadline_and_pins_nothing() -> None:
-    async with engine() as producer, engine() as consumer:
+async def test_a_mute_source_costs_the_deadline_once_and_pins_nothing() -> None:
+    """S-E08: after a failure the source is left alone for a moment, so the next pull gives up at once."""
+    patient = replace(PATIENT, redial_s=60.0, redial_max_s=60.0)
+    async with (
+        engine() as producer,
+        engine(limits=patient) as consumer,
+        engine(limits=replace(PATIENT, redial_s=0.0)) as eager,
+    ):
         producer.store.put(hashes(4))
         producer.faults.stall_lookup = True
         with pytest.raises(PullError) as caught:
             await consumer.transport.lookup(producer.transport.address, "r", hashes(4), deadline_s=0.3)
         assert caught.value.reason is PullReason.TIMEOUT
+        with pytest.raises(PullError) as caught:
+            await consumer.transport.lookup(producer.transport.address, "r", hashes(4), deadline_s=60)
+        assert caught.value.reason is PullReason.TIMEOUT
+        assert producer.stats.lookups == 1, "the second look-up was not sent"
         producer.faults.proceed.set()
-        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(4), deadline_s=10)
-        consumer.transport.abandon(offer)
+        producer.faults.stall_lookup = False
+        offer = await eager.transport.lookup(producer.transport.address, "r", hashes(4), deadline_s=10)
+        eager.transport.abandon(offer)
         await until(lambda: producer.stats.leases == 0)
         assert producer.store.pins == {}
 

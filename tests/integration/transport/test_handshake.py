@@ -220,8 +220,10 @@ async def test_an_unfinished_handshake_is_cut_off() -> None:
                 assert await asyncio.get_running_loop().sock_recv(silent, 1) == b""
 
 
-async def test_too_many_connections_are_closed_at_once() -> None:
-    async with engine(limits=replace(PATIENT, connections=2)) as producer:
+@pytest.mark.parametrize("limit", ["connections", "handshakes", "handshakes_per_host"])
+async def test_too_many_connections_are_closed_at_once(limit: str) -> None:
+    bound = 0 if limit == "connections" else 2
+    async with engine(limits=replace(PATIENT, **{limit: bound})) as producer:
         loop = asyncio.get_running_loop()
         first, second, third = (socket.create_connection(producer.transport.address) for _ in range(3))
         with first, second, third:
@@ -231,7 +233,7 @@ async def test_too_many_connections_are_closed_at_once() -> None:
                     assert await loop.sock_recv(third, 1) == b""
             except ConnectionResetError:
                 pass
-            assert producer.stats.refused == {("127.0.0.1", "limit"): 1}
+            assert producer.stats.refused[("other", "limit")] == (3 if bound == 0 else 1)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine_plugin.protocol import MoverInfo
 from engine_plugin.transport import MoverDown
 from tests.integration.transport.peer_process import peer_process
 from tests.integration.transport.rig import PATIENT, engine, hashes, until
@@ -72,3 +76,58 @@ async def test_an_idle_engine_gets_a_new_mover_and_serves_again() -> None:
             slots = range(3 * turn, 3 * turn + 3)
             assert (await consumer.transport.fetch(offer, slots, deadline_s=10)).blocks == 3
             consumer.store.assert_blocks(hashes(3), slots)
+
+
+async def test_a_hung_mover_is_replaced_and_serves_again() -> None:
+    """A producer's mover that is stopped would cost every pull its patience, without end."""
+    limits = replace(PATIENT, mover_silence_s=0.4)
+    async with engine(limits=limits) as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        assert producer.transport.mover_pid is not None
+        os.kill(producer.transport.mover_pid, signal.SIGSTOP)
+        await until(lambda: producer.stats.mover_epoch == 2)
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
+        consumer.store.assert_blocks(hashes(3), range(3))
+
+
+async def test_a_failed_respawn_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor for the new mover's link at that moment: an error, not the end of all pulls."""
+    async with engine() as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        refused: list[None] = []
+        real = socket.socketpair
+
+        def exhausted() -> tuple[socket.socket, socket.socket]:
+            if not refused:
+                refused.append(None)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real()
+
+        monkeypatch.setattr(socket, "socketpair", exhausted)
+        assert producer.transport.mover_pid is not None
+        os.kill(producer.transport.mover_pid, signal.SIGKILL)
+        await until(lambda: producer.stats.mover_epoch == 3)
+        assert refused
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
+
+
+async def test_a_mover_starts_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with engine() as peer:
+        assert peer.transport.mover_pid is not None
+
+
+async def test_an_impossible_memory_address_ends_that_session_and_no_mover() -> None:
+    async with engine() as producer, engine() as consumer:
+        producer.store.put(hashes(3))
+        before = producer.transport.mover_pid
+        session = await consumer.transport._dialer.session(producer.transport.address)
+        info = MoverInfo(2, f"{consumer.identity.instance}-{consumer.identity.rank}#9", b"x", 2**64 - 1, 4)
+        session._channel.send(info)
+        await asyncio.wait_for(asyncio.shield(session.closed), 10)
+        assert producer.stats.bad_frames == 1
+        assert producer.transport.mover_pid == before
+        offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
+        assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
