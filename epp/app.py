@@ -61,7 +61,14 @@ def serve(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config_file)
     for note in config.notes:
         log.warning("%s", note)
-    uvloop.run(_App(arguments, config).run())
+    _check_ready_fd(arguments.ready_fd)
+    try:
+        uvloop.run(_App(arguments, config).run())
+    except ConfigError:
+        raise
+    except Exception:
+        log.exception("the picker ended by a fault of its own")
+        return 1
     return 0
 
 
@@ -181,9 +188,12 @@ class _App:
             done, _ = await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
         finally:
             reporting.cancel()
-        if serving not in done:
+        ended = [task for task in background if task in done]
+        if ended:
+            log.error("a component has ended; draining, then stopping")
             self._server.request_stop()
-        for task in (*done, serving):
+        await serving
+        for task in ended:
             await task
 
     async def _start_debug(self) -> web.AppRunner:
@@ -214,6 +224,14 @@ class _App:
 async def _forever(part: Awaitable[None]) -> None:
     await part
     raise RuntimeError("a component that runs for ever has ended")
+
+
+def _check_ready_fd(fd: int | None) -> None:
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except OSError as error:
+        raise ConfigError(f"--ready-fd {fd}: {error.strerror}") from error
 
 
 def _server_settings(arguments: argparse.Namespace) -> ServerSettings:

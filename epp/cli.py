@@ -22,6 +22,20 @@ def duration_s(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+def port(text: str) -> int:
+    """A TCP port, 0 for any free one. Without this check 99999 would silently be 34463."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
+    return int(text)
+
+
+def body_bytes(text: str) -> int:
+    """A body limit: 1 byte to 1 GiB."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 1 << 30:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1 to {1 << 30} bytes")
+    return int(text)
+
+
 def boolean(text: str) -> bool:
     """true or false, as Go flags are written (case S-G07: false must mean false)."""
     if text.lower() not in ("true", "false"):
@@ -51,9 +65,9 @@ def parser() -> argparse.ArgumentParser:
         help="longest a request waits for its tokens; then it is routed by load",
     )
     epp.add_argument("--listen-host", default="0.0.0.0", help="address of all ports")
-    epp.add_argument("--grpc-port", type=int, default=9002)
-    epp.add_argument("--grpc-health-port", type=int, default=9003)
-    epp.add_argument("--metrics-port", type=int, default=9090)
+    epp.add_argument("--grpc-port", type=port, default=9002)
+    epp.add_argument("--grpc-health-port", type=port, default=9003)
+    epp.add_argument("--metrics-port", type=port, default=9090)
     epp.add_argument(
         "--debug-token-file", type=Path, help="bearer token of /debug/kvpull; absent: no debug routes"
     )
@@ -67,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     epp.add_argument(
         "--lame-duck", type=duration_s, default=5.0, metavar="DURATION", help="unready but still accepting"
     )
-    epp.add_argument("--max-body-bytes", type=int, default=32 << 20)
+    epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
     epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
     epp.add_argument("--pool-name", help="accepted for drop-in use; not used with a static endpoint file")
     epp.add_argument("--log-level", default="info")

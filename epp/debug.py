@@ -61,7 +61,7 @@ def _authorised(token: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Any) -> web.StreamResponse:
         if request.path.startswith("/debug/"):
-            given = request.headers.get("Authorization", "").encode()
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if token is None or not hmac.compare_digest(given, expected):
                 raise web.HTTPUnauthorized(text="bearer token missing or wrong")
         response: web.StreamResponse = await handler(request)

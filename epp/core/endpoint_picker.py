@@ -67,6 +67,7 @@ class EndpointPicker:
         self._cache = cache
         self._endpoints: dict[EndpointId, Endpoint] = {}
         self._metrics: dict[EndpointId, EndpointMetrics] = {}
+        self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._ring = DecisionRing(settings.ledger_capacity)
         self._thresholds = NO_THRESHOLDS
@@ -87,14 +88,17 @@ class EndpointPicker:
 
     def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> bool:
         """Add an endpoint, or change its labels or draining state. A changed address is another
-        engine: what was known of the old one is dropped. True: its cache view starts afresh."""
+        engine, a replay socket that came or went another stream: what was known is dropped. True: its
+        cache view starts afresh."""
         known = self._endpoints.get(endpoint.id)
-        if known is not None and (known.host, known.port) != (endpoint.host, endpoint.port):
+        replay_changed = self._has_replay.get(endpoint.id, has_replay) != has_replay
+        if known is not None and (replay_changed or known.address != endpoint.address):
             self.remove_endpoint(endpoint.id)
             known = None
         if known is None:
             self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
         self._endpoints[endpoint.id] = endpoint
+        self._has_replay[endpoint.id] = has_replay
         return known is None
 
     def remove_endpoint(self, endpoint_id: EndpointId) -> None:
@@ -102,6 +106,7 @@ class EndpointPicker:
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
         self._metrics.pop(endpoint_id, None)
+        self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
         """Latest scrape; ignored for an endpoint that has left the pool."""

@@ -7,6 +7,7 @@ whatever a caller asks for: the gateway owns them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -39,6 +40,9 @@ UNTOUCHABLE: Final = frozenset(
 )
 _ERROR_TYPES: Final = {429: "rate_limit_error", 503: "service_unavailable_error"}
 _HTTP_STATUSES: Final = frozenset(http_status_pb2.StatusCode.values())
+
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")  # it goes into logs, headers and the ring
 
 
 def read(message: pb.ProcessingRequest, new_request_id: Callable[[], str]) -> ev.Event:
@@ -101,6 +105,11 @@ def write(action: ev.Action) -> pb.ProcessingResponse | None:
 # ---- reading -------------------------------------------------------------------------------------
 
 
+def _usable_id(value: str | None) -> str | None:
+    """A client's request id, unless it is long or odd: then the request gets one of ours."""
+    return value if value is not None and _REQUEST_ID.fullmatch(value) else None
+
+
 def _read_request_headers(
     message: pb.ProcessingRequest, new_request_id: Callable[[], str]
 ) -> ev.RequestHeaders:
@@ -109,7 +118,7 @@ def _read_request_headers(
         headers=headers,
         method=headers.first(":method") or "",
         path=headers.first(":path") or "",
-        request_id=headers.first(wire.REQUEST_ID) or new_request_id(),
+        request_id=_usable_id(headers.first(wire.REQUEST_ID)) or new_request_id(),
         subset=_subset(message),
     )
     return ev.RequestHeaders(head, message.request_headers.end_of_stream, _modes(message))

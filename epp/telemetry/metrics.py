@@ -6,6 +6,7 @@ Labels never come unbounded from user input.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from epp.thresholds.directory_source import ThresholdState
 
 log = logging.getLogger(__name__)
 
+MAX_REFUSALS = 128  # kept and told of one endpoint: what it reports is its own word
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _FAST_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 
@@ -77,16 +79,21 @@ class PeerRefusals:
 
     def __init__(self) -> None:
         self._pages: dict[EndpointId, Mapping[tuple[str, str], float]] = {}
+        self._told: dict[EndpointId, set[tuple[str, str]]] = {}
 
     def update(self, endpoint: EndpointId, refused: Mapping[tuple[str, str], float]) -> None:
-        """A new refusal is logged once, by name."""
-        for (peer, reason), count in refused.items():
-            if count > self._pages.get(endpoint, {}).get((peer, reason), 0.0):
-                log.warning("endpoint %s refused peer %s: %s", endpoint, peer, reason)
-        self._pages[endpoint] = refused
+        """Every (endpoint, peer, reason) is logged once; an endpoint may cause a bounded number of lines."""
+        kept = dict(itertools.islice(refused.items(), MAX_REFUSALS))
+        told = self._told.setdefault(endpoint, set())
+        for peer, reason in kept.keys() - told:
+            if len(told) < MAX_REFUSALS:
+                told.add((peer, reason))
+                log.warning("endpoint %s refused peer %.100r: %.100r", endpoint, peer, reason)
+        self._pages[endpoint] = kept
 
     def forget(self, endpoint: EndpointId) -> None:
         self._pages.pop(endpoint, None)
+        self._told.pop(endpoint, None)
 
     def rows(self) -> Iterator[tuple[str, str, str, float]]:
         """Endpoint, peer, reason, count."""

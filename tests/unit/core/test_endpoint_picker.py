@@ -148,7 +148,8 @@ def test_an_endpoint_that_comes_back_elsewhere_is_another_engine() -> None:
     pool = Pool()
     pool.hold("b")
     assert not pool.picker.upsert_endpoint(Endpoint(EndpointId("b"), "10.0.0.1", 8000, {"a": "b"}))
-    assert pool.picker.upsert_endpoint(Endpoint(EndpointId("b"), "10.9.9.9", 8000))
+    assert pool.picker.upsert_endpoint(Endpoint(EndpointId("b"), "10.0.0.1", 8000), has_replay=False)
+    assert pool.picker.upsert_endpoint(Endpoint(EndpointId("b"), "10.9.9.9", 8000), has_replay=False)
     assert pool.picker.cache.state(EndpointId("b")) is ClaimState.UNKNOWN
     assert pool.picker.cache.stats(EndpointId("b")).index.cpu_blocks == 0
     metrics = {r.candidate.endpoint.id.pod: r.candidate.metrics for r in pool.picker.snapshot(0.0)}

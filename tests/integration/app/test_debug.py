@@ -1,0 +1,87 @@
+"""The metrics and debug port over real HTTP: what is open, what needs the token, what it says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+
+from engine_plugin.identity import EndpointId
+from epp.core.types import Outcome
+from epp.debug import build_debug_app
+from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector
+from epp.thresholds.directory_source import ThresholdState
+from tests.unit.core.rows import info
+from tests.unit.core.test_endpoint_picker import Pool
+
+TOKEN = "s3cret"
+AUTH = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def pool() -> Pool:
+    pool = Pool()
+    pool.hold("b")
+    pool.metrics("a", waiting=0.0, info=info())
+    pool.metrics("b", waiting=9.0, info=info(seed_fp="other"))
+    return pool
+
+
+@pytest.fixture
+async def client(pool: Pool) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
+    registry = CollectorRegistry()
+    PickerMetrics(registry)
+    refusals = PeerRefusals()
+    refusals.update(EndpointId("a"), {("peer\nforged", "seed_fp"): 2.0})
+    registry.register(PoolCollector(pool.picker, ThresholdState, refusals, clock=lambda: 0.0))
+    app = build_debug_app(pool.picker, registry, ThresholdState, TOKEN, clock=lambda: 0.0)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["endpoints", "thresholds", "decisions/r"])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \udcff"}]
+)
+async def test_debug_pages_need_the_token(
+    client: TestClient,  # type: ignore[type-arg]
+    path: str,
+    headers: dict[str, str],
+) -> None:
+    answer = await client.get(f"/debug/kvpull/{path}", headers=headers)
+    assert answer.status == 401
+
+
+async def test_a_decision_is_explained(client: TestClient, pool: Pool) -> None:  # type: ignore[type-arg]
+    decision = pool.ask("r")
+    pool.picker.release(decision.decision_id, Outcome(status=200, completed=True))
+    body = await (await client.get("/debug/kvpull/decisions/r", headers=AUTH)).json()
+    assert body["decision_id"] == decision.decision_id
+    assert body["reason"] == decision.choice.reason.value
+    held = {row["pod"]: row["servable_tokens"] for row in body["candidates"]}
+    assert held == {"a": 0, "b": 3200, "c": 0}
+    assert body["outcome"]["status"] == 200
+    assert (await client.get("/debug/kvpull/decisions/never", headers=AUTH)).status == 404
+
+
+async def test_endpoints_show_claims_and_mismatch(client: TestClient) -> None:  # type: ignore[type-arg]
+    rows = {r["pod"]: r for r in await (await client.get("/debug/kvpull/endpoints", headers=AUTH)).json()}
+    assert (rows["b"]["state"], rows["b"]["blocks_cpu"], rows["a"]["blocks_cpu"]) == ("live", 200, 0)
+    assert rows["b"]["incompatible_with"] == {"a/0": "seed_fp"}
+    assert rows["c"]["verified"] is False
+
+
+async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> None:  # type: ignore[type-arg]
+    text = await (await client.get("/metrics")).text()
+    assert 'kvpull_epp_endpoint_incompatible{endpoint="b/0",field="seed_fp",other="a/0"} 1.0' in text
+    assert 'kvpull_epp_index_blocks{endpoint="b/0",tier="cpu"} 200.0' in text
+    assert r'kvpull_epp_peer_refused_total{endpoint="a/0",peer="peer\nforged",reason="seed_fp"} 2.0' in text
+    assert "llm_d_epp_ready_endpoints 3.0" in text
+
+
+async def test_without_a_token_there_are_no_debug_pages(pool: Pool) -> None:
+    app = build_debug_app(pool.picker, CollectorRegistry(), ThresholdState, None)
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get("/debug/kvpull/endpoints", headers=AUTH)).status == 401
