@@ -2,7 +2,10 @@
 # `pip install kvpull[engine]`).
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc=4:12.2.0-3 libc6-dev=2.36-9+deb12u14 \
+    && rm -rf /var/lib/apt/lists/*
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY requirements requirements
 COPY epp epp
 COPY sidecar sidecar

@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := requirements/runtime.lock requirements/nixl.lock requirements/dev.lock
-STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
-SOURCES := epp sidecar engine_plugin deploy tests
+COMPILED := setup.py $(wildcard epp/core/_*.pyx epp/core/_*.pxi epp/core/_*.h)
+STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) $(COMPILED) pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
+SOURCES := epp sidecar engine_plugin deploy tests benchmarks setup.py
 
 # UCX listens on every interface unless told otherwise; everything local stays on loopback
 export UCX_NET_DEVICES ?= lo
@@ -44,7 +45,7 @@ bench: $(STAMP)  ## make bench NAME=x runs benchmarks/x.py
 lock:  ## rewrite requirements/*.lock from *.in (needs uv)
 	sh requirements/lock.sh
 
-$(STAMP): $(LOCKS) pyproject.toml requirements/setup.sh
+$(STAMP): $(LOCKS) $(COMPILED) pyproject.toml requirements/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) sh requirements/setup.sh
 	@rm -f $(VENV)/.installed-*
 	@touch $@

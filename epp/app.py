@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvloop
 from aiohttp import web
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from engine_plugin.identity import EndpointId
 from epp.config import EppConfig, load_config
@@ -28,7 +28,7 @@ from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.hashing import INDEX_SEED_BYTES
-from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.index_choice import choose_index
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.endpoints.file_source import FileSource, endpoint_of, scrape_target_of
@@ -86,7 +86,9 @@ class _App:
     def __init__(self, arguments: argparse.Namespace, config: EppConfig) -> None:
         self._arguments = arguments
         staleness_s = arguments.metrics_staleness_threshold
-        index = PythonPrefixIndex(_index_seed(arguments.index_seed_file))
+        choice = choose_index()
+        log.info("prefix index: %s %s", choice.implementation, choice.reason)
+        index = choice.make(_index_seed(arguments.index_seed_file))
         self._picker = EndpointPicker(
             replace(config.settings, metrics_staleness_s=staleness_s), CacheView(index)
         )
@@ -105,6 +107,10 @@ class _App:
         )
         self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
+        implementation = Gauge(
+            "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
+        )
+        implementation.labels(choice.implementation).set(1)
 
     def _build_parts(self, config: EppConfig) -> _Parts:
         arguments = self._arguments

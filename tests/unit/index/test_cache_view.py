@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import pytest
 
 from engine_plugin.identity import EndpointId
@@ -17,7 +19,7 @@ from epp.core.events import (
     EventBatch,
     ReplayNeeded,
 )
-from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.index_choice import IndexMaker
 from epp.core.types import NO_MATCH, CacheTier, ClaimState, EngineBlockHash, PrefixMatch, SchedulingRequest
 
 A, B = EndpointId("a"), EndpointId("b")
@@ -43,18 +45,28 @@ def batch(seq: int, *events: Event, unknown: int = 0) -> EventBatch:
     return EventBatch(events, unknown, digest=1_000 + seq)
 
 
-def new_view(*endpoints: EndpointId, has_replay: bool = True) -> CacheView:
-    view = CacheView(PythonPrefixIndex(b"v" * 16), StreamLimits(failed_replays=2))
-    for endpoint in endpoints:
-        view.add_endpoint(endpoint, has_replay)
-    return view
+class NewView(Protocol):
+    def __call__(self, *endpoints: EndpointId, has_replay: bool = True) -> CacheView: ...
+
+
+@pytest.fixture
+def new_view(make_index: IndexMaker) -> NewView:
+    """Make a view with some endpoints over the index under test."""
+
+    def make(*endpoints: EndpointId, has_replay: bool = True) -> CacheView:
+        view = CacheView(make_index(b"v" * 16), StreamLimits(failed_replays=2))
+        for endpoint in endpoints:
+            view.add_endpoint(endpoint, has_replay)
+        return view
+
+    return make
 
 
 def match(view: CacheView, endpoint: EndpointId = A, tokens: list[int] | None = PROMPT) -> PrefixMatch:
     return view.match(SchedulingRequest("r", token_ids=tokens), [endpoint])[endpoint]
 
 
-def synced(has_replay: bool = True) -> CacheView:
+def synced(new_view: NewView, has_replay: bool = True) -> CacheView:
     view = new_view(A, has_replay=has_replay)
     view.on_connect(A, 1.0)
     view.on_batch(A, 0, batch(0, stored(0, 1, 2, 3)), 1.0, replayed=has_replay)
@@ -62,7 +74,7 @@ def synced(has_replay: bool = True) -> CacheView:
     return view
 
 
-def test_a_restarted_index_claims_nothing_until_the_replay_has_come() -> None:
+def test_a_restarted_index_claims_nothing_until_the_replay_has_come(new_view: NewView) -> None:
     view = new_view(A)
     assert match(view) == PrefixMatch(state=ClaimState.UNKNOWN)
     assert view.on_connect(A, 1.0) == ReplayNeeded(0, False, "first_contact")
@@ -74,14 +86,14 @@ def test_a_restarted_index_claims_nothing_until_the_replay_has_come() -> None:
     assert match(view).cached_tokens == 16
 
 
-def test_an_endpoint_that_is_known_empty_says_so() -> None:
+def test_an_endpoint_that_is_known_empty_says_so(new_view: NewView) -> None:
     view = new_view(A)
     view.on_connect(A, 1.0)
     view.on_replay_end(A, True, 1.0)
     assert match(view) == PrefixMatch(ClaimState.LIVE, known_empty_start=True)
 
 
-def test_a_removed_block_never_comes_back_through_a_late_replay() -> None:
+def test_a_removed_block_never_comes_back_through_a_late_replay(new_view: NewView) -> None:
     """S-C04 in the core: the gap held Stored(3), live is Removed(3), the replay answers late."""
     view = new_view(A)
     view.on_connect(A, 1.0)
@@ -98,8 +110,8 @@ def test_a_removed_block_never_comes_back_through_a_late_replay() -> None:
     assert match(view).blocks == 3
 
 
-def test_a_failed_replay_clears() -> None:
-    view = synced()
+def test_a_failed_replay_clears(new_view: NewView) -> None:
+    view = synced(new_view)
     view.on_batch(A, 5, batch(5), 2.0)
     assert view.on_replay_end(A, False, 3.0) == ReplayNeeded(0, True, "replay_failed")
     assert view.stats(A).index.device_blocks == 0
@@ -110,7 +122,7 @@ def test_a_failed_replay_clears() -> None:
     assert match(view) == PrefixMatch(ClaimState.PARTIAL, 2, 2, 0, 4)
 
 
-def test_without_replay_a_store_that_cannot_be_resolved_makes_no_claim() -> None:
+def test_without_replay_a_store_that_cannot_be_resolved_makes_no_claim(new_view: NewView) -> None:
     view = new_view(A, has_replay=False)
     view.on_connect(A, 1.0)
     view.on_batch(A, 7, batch(7, stored(2, 3)), 1.0)
@@ -119,7 +131,7 @@ def test_without_replay_a_store_that_cannot_be_resolved_makes_no_claim() -> None
     assert match(view) == PrefixMatch(ClaimState.PARTIAL, 4, 4, 0, 4)
 
 
-def test_all_cleared_empties_that_endpoint_only() -> None:
+def test_all_cleared_empties_that_endpoint_only(new_view: NewView) -> None:
     """S-C05."""
     view = new_view(A, B, has_replay=False)
     for endpoint in (A, B):
@@ -129,8 +141,8 @@ def test_all_cleared_empties_that_endpoint_only() -> None:
 
 
 @pytest.mark.parametrize("has_replay", [True, False])
-def test_a_restarted_engine_is_forgotten(has_replay: bool) -> None:
-    view = synced(has_replay)
+def test_a_restarted_engine_is_forgotten(new_view: NewView, has_replay: bool) -> None:
+    view = synced(new_view, has_replay)
     assert match(view).blocks == 4
     other = EventBatch((stored(0),), 0, digest=5)
     answer = view.on_batch(A, 0, other, 2.0)
@@ -143,15 +155,15 @@ def test_a_restarted_engine_is_forgotten(has_replay: bool) -> None:
         assert view.stats(A).counters.restarts == 1
 
 
-def test_a_request_without_exact_tokens_matches_nothing_but_states_are_told() -> None:
-    view = synced()
+def test_a_request_without_exact_tokens_matches_nothing_but_states_are_told(new_view: NewView) -> None:
+    view = synced(new_view)
     assert match(view, tokens=None) == PrefixMatch(ClaimState.LIVE, 0, 0, 0, 4, True)
     assert match(view, tokens=[-1, 2, 3, 4]).blocks == 0
     assert match(view, tokens=[]).blocks == 0
 
 
-def test_endpoints_that_left_are_harmless() -> None:
-    view = synced()
+def test_endpoints_that_left_are_harmless(new_view: NewView) -> None:
+    view = synced(new_view)
     view.remove_endpoint(A)
     view.remove_endpoint(A)
     assert view.on_batch(A, 1, batch(1, stored(0)), 2.0) == Applied()
@@ -167,8 +179,8 @@ def test_endpoints_that_left_are_harmless() -> None:
     assert match(view).blocks == 0
 
 
-def test_counters_tell_what_happened() -> None:
-    view = synced()
+def test_counters_tell_what_happened(new_view: NewView) -> None:
+    view = synced(new_view)
     view.on_batch(A, 1, batch(1, stored(0), removed(3), unknown=2), 2.0)
     view.on_batch(A, 1, batch(1, stored(0), removed(3), unknown=2), 2.0)
     view.on_batch(A, 2, None, 3.0)
@@ -181,7 +193,7 @@ def test_counters_tell_what_happened() -> None:
     assert (stats.last_event_s, stats.state) == (3.0, ClaimState.SYNCING)
 
 
-def test_an_endpoint_with_traffic_but_nothing_applied_is_visible() -> None:
+def test_an_endpoint_with_traffic_but_nothing_applied_is_visible(new_view: NewView) -> None:
     """S-C02, the silent half of it."""
     view = new_view(A, has_replay=False)
     assert not view.stats(A).deaf

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from typing import ClassVar, cast
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored
+from epp.core.index_choice import COMPILED, available_indexes
 from epp.core.prefix_index import Depths, PrefixQuery, PythonPrefixIndex
 from epp.core.types import CacheTier, EngineBlockHash
 from tests.unit.index.naive import NaiveEndpoint, Root
@@ -38,9 +41,11 @@ def name_of(domain: int, root: Root, tokens: tuple[int, ...]) -> EngineBlockHash
 
 
 class IndexMachine(RuleBasedStateMachine):
+    make_index: ClassVar[type[PythonPrefixIndex]] = PythonPrefixIndex
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PythonPrefixIndex(b"\x07" * 16)
+        self.index = self.make_index(b"\x07" * 16)
         self.naive: dict[EndpointId, NaiveEndpoint] = {}
         for endpoint in ENDPOINTS:
             self.index.add_endpoint(endpoint)
@@ -218,8 +223,20 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.index) == 0
 
 
-IndexMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+SETTINGS = settings(max_examples=150, stateful_step_count=60, deadline=None)
+_compiled = available_indexes().get(COMPILED)
+
+
+class CompiledIndexMachine(IndexMachine):
+    make_index = cast("type[PythonPrefixIndex]", _compiled or PythonPrefixIndex)
+
+
+IndexMachine.TestCase.settings = SETTINGS
+CompiledIndexMachine.TestCase.settings = SETTINGS
 TestIndexAgainstNaive = IndexMachine.TestCase
+TestCompiledIndexAgainstNaive = pytest.mark.skipif(
+    _compiled is None, reason="the compiled index is not built here"
+)(CompiledIndexMachine.TestCase)
 
 
 def test_the_naive_model_counts_a_hole_and_its_refill() -> None:

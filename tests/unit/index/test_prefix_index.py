@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import pytest
 
@@ -10,6 +11,7 @@ from engine_plugin.identity import EndpointId
 from epp.core.block_table import IndexCorrupt
 from epp.core.engine_blocks import IndexLimits
 from epp.core.events import AllBlocksCleared, Applied, BlockRemoved, BlockStored
+from epp.core.index_choice import IndexMaker
 from epp.core.prefix_index import Depths, PrefixQuery, PythonPrefixIndex
 from epp.core.types import CacheTier, EngineBlockHash
 
@@ -19,11 +21,22 @@ SIZE = 4
 PROMPT = list(range(100, 100 + 10 * SIZE))
 
 
-def index_of(*endpoints: EndpointId, limits: IndexLimits | None = None) -> PythonPrefixIndex:
-    index = PythonPrefixIndex(b"s" * 16, limits)
-    for endpoint in endpoints or (A,):
-        index.add_endpoint(endpoint)
-    return index
+class IndexOf(Protocol):
+    def __call__(self, *endpoints: EndpointId, limits: IndexLimits | None = None) -> PythonPrefixIndex: ...
+
+
+@pytest.fixture
+def index_of(make_index: IndexMaker) -> IndexOf:
+    """Make an index with some endpoints, of the implementation under test."""
+
+    def make(*endpoints: EndpointId, limits: IndexLimits | None = None) -> PythonPrefixIndex:
+        index = make_index(b"s" * 16, limits)
+        assert isinstance(index, PythonPrefixIndex)
+        for endpoint in endpoints or (A,):
+            index.add_endpoint(endpoint)
+        return index
+
+    return make
 
 
 def stored(
@@ -65,7 +78,7 @@ def depths(index: PythonPrefixIndex, endpoint: EndpointId = A, **root: str) -> D
     return index.depths(PrefixQuery(PROMPT, **root), [endpoint])[endpoint]
 
 
-def test_a_hole_ends_the_prefix_and_its_refill_restores_the_depth() -> None:
+def test_a_hole_ends_the_prefix_and_its_refill_restores_the_depth(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored()])
     index.apply(A, [removed(5)])
@@ -74,13 +87,13 @@ def test_a_hole_ends_the_prefix_and_its_refill_restores_the_depth() -> None:
     assert depths(index) == Depths(10, 10, 0)
 
 
-def test_tiers_are_ored_block_by_block() -> None:
+def test_tiers_are_ored_block_by_block(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(), by_name(0, 3), by_name(5, 10), removed(2, 5, 6)])
     assert depths(index) == Depths(10, 2, 3)
 
 
-def test_a_hash_stored_twice_and_removed_once_is_still_held() -> None:
+def test_a_hash_stored_twice_and_removed_once_is_still_held(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(), stored(0, 1), removed(0)])
     assert depths(index).blocks == 10
@@ -88,7 +101,7 @@ def test_a_hash_stored_twice_and_removed_once_is_still_held() -> None:
     assert depths(index).blocks == 0
 
 
-def test_orphans_wait_for_their_parents_and_then_all_count() -> None:
+def test_orphans_wait_for_their_parents_and_then_all_count(index_of: IndexOf) -> None:
     """S-C08, and the scrambled order of CPU-tier events."""
     index = index_of()
     children = [stored(i, i + 1) for i in (9, 3, 7, 2, 8, 1, 6, 4, 5)]
@@ -101,13 +114,13 @@ def test_orphans_wait_for_their_parents_and_then_all_count() -> None:
     assert index.stats(A).waiting_blocks == 0
 
 
-def test_a_waiting_block_that_was_removed_does_not_come_back() -> None:
+def test_a_waiting_block_that_was_removed_does_not_come_back(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(1, 5), removed(2), stored(0, 1)])
     assert depths(index).blocks == 2
 
 
-def test_token_less_stores_count_for_known_names_and_wait_for_unknown_ones() -> None:
+def test_token_less_stores_count_for_known_names_and_wait_for_unknown_ones(index_of: IndexOf) -> None:
     """S-C12: block size 0 and no tokens."""
     index = index_of()
     applied = index.apply(A, [stored(0, 4), by_name(0, 6)])
@@ -117,7 +130,7 @@ def test_token_less_stores_count_for_known_names_and_wait_for_unknown_ones() -> 
     assert depths(index) == Depths(10, 10, 5)
 
 
-def test_cpu_tokens_without_extra_keys_never_make_a_claim_of_their_own() -> None:
+def test_cpu_tokens_without_extra_keys_never_make_a_claim_of_their_own(index_of: IndexOf) -> None:
     """Stock engines leave the salt out of CPU events: salted content must not look unsalted."""
     index = index_of()
     assert index.apply(A, [stored(tier=CPU)]) == Applied(unresolved_blocks=10)
@@ -129,13 +142,13 @@ def test_cpu_tokens_without_extra_keys_never_make_a_claim_of_their_own() -> None
     assert depths(index, cache_salt="other").blocks == 0
 
 
-def test_cpu_tokens_with_extra_keys_are_enough() -> None:
+def test_cpu_tokens_with_extra_keys_are_enough(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(tier=CPU, extra=(None,) * 10)])
     assert depths(index) == Depths(10, 0, 10)
 
 
-def test_adapter_blocks_serve_that_adapter_only() -> None:
+def test_adapter_blocks_serve_that_adapter_only(index_of: IndexOf) -> None:
     """S-C11: the adapter's name also stands in the extra keys."""
     index = index_of(A, B)
     index.apply(A, [stored(lora="tuned", extra=(("tuned",),) * 10)])
@@ -146,14 +159,14 @@ def test_adapter_blocks_serve_that_adapter_only() -> None:
     assert depths(index, B).blocks == 10
 
 
-def test_pictures_change_the_key_from_their_block_on() -> None:
+def test_pictures_change_the_key_from_their_block_on(index_of: IndexOf) -> None:
     index = index_of()
     extra = (None, None, (("picture", 0),), *[None] * 7)
     index.apply(A, [stored(extra=extra)])
     assert depths(index).blocks == 2
 
 
-def test_an_unknown_extra_key_ends_the_claim() -> None:
+def test_an_unknown_extra_key_ends_the_claim(index_of: IndexOf) -> None:
     index = index_of()
     extra = (None, None, (1.5,), *[None] * 7)
     applied = index.apply(A, [stored(extra=extra)])
@@ -162,7 +175,7 @@ def test_an_unknown_extra_key_ends_the_claim() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "mamba", "unknown", "future"])
-def test_other_groups_prove_nothing_and_cannot_take_away_either(kind: str) -> None:
+def test_other_groups_prove_nothing_and_cannot_take_away_either(index_of: IndexOf, kind: str) -> None:
     index = index_of()
     assert index.apply(A, [stored(kind=kind, group=1)]) == Applied(skipped_blocks=10)
     assert depths(index).blocks == 0
@@ -183,13 +196,13 @@ def test_other_groups_prove_nothing_and_cannot_take_away_either(kind: str) -> No
         BlockStored(DEVICE, (EngineBlockHash(1),), None, [-5], 1),
     ],
 )
-def test_numbers_that_do_not_fit_together_are_skipped(event: BlockStored) -> None:
+def test_numbers_that_do_not_fit_together_are_skipped(index_of: IndexOf, event: BlockStored) -> None:
     index = index_of()
     assert index.apply(A, [event]) == Applied(skipped_blocks=len(event.hashes))
     index.check_integrity()
 
 
-def test_several_block_sizes_live_side_by_side() -> None:
+def test_several_block_sizes_live_side_by_side(index_of: IndexOf) -> None:
     index = index_of(A, B)
     index.apply(A, [stored()])
     index.apply(B, [stored(0, 5, size=8)])
@@ -198,7 +211,7 @@ def test_several_block_sizes_live_side_by_side() -> None:
     assert (index.block_size_tokens(A), index.block_size_tokens(B)) == (4, 8)
 
 
-def test_an_endpoint_has_one_block_size_until_it_is_cleared() -> None:
+def test_an_endpoint_has_one_block_size_until_it_is_cleared(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(0, 2)])
     other = BlockStored(DEVICE, (EngineBlockHash(77),), None, PROMPT[:8], 8)
@@ -207,7 +220,7 @@ def test_an_endpoint_has_one_block_size_until_it_is_cleared() -> None:
     assert (depths(index).blocks, index.block_size_tokens(A)) == (1, 8)
 
 
-def test_models_do_not_share_blocks() -> None:
+def test_models_do_not_share_blocks(index_of: IndexOf) -> None:
     index = index_of()
     index.add_endpoint(B, model="other")
     index.apply(A, [stored()])
@@ -216,7 +229,7 @@ def test_models_do_not_share_blocks() -> None:
     assert len(index) == 20
 
 
-def test_clear_is_at_once_and_the_slot_is_not_reused_before_it_is_swept() -> None:
+def test_clear_is_at_once_and_the_slot_is_not_reused_before_it_is_swept(index_of: IndexOf) -> None:
     index = index_of(A, B)
     long = list(range(4 * 2_000))
     index.apply(A, [stored(0, 2_000, tokens=long)])
@@ -236,7 +249,7 @@ def test_clear_is_at_once_and_the_slot_is_not_reused_before_it_is_swept() -> Non
     assert len(index) == 1
 
 
-def test_endpoints_that_come_and_go_leave_nothing_behind() -> None:
+def test_endpoints_that_come_and_go_leave_nothing_behind(index_of: IndexOf) -> None:
     """S-C07: all tables, not only the main one, stay as small as after the first round."""
     index = index_of(A)
     for round_ in range(300):
@@ -248,11 +261,11 @@ def test_endpoints_that_come_and_go_leave_nothing_behind() -> None:
     index.check_integrity()
     assert len(index) == 0
     assert index._slots.count <= 4
-    assert not index._table._sets
+    assert index._table.sets == 0
     assert not index._cleared
 
 
-def test_waiting_and_remembered_blocks_are_bounded() -> None:
+def test_waiting_and_remembered_blocks_are_bounded(index_of: IndexOf) -> None:
     limits = IndexLimits(max_waiting_blocks=5, max_waiting_bytes=1_000, max_remembered_blocks=3)
     index = index_of(limits=limits)
     index.apply(A, [stored(1, 10), by_name(50, 60)])
@@ -267,21 +280,21 @@ def test_waiting_and_remembered_blocks_are_bounded() -> None:
     assert index.apply(A, [by_name(0, 7)]).unresolved_blocks == 7
 
 
-def test_waiting_blocks_are_bounded_in_bytes() -> None:
+def test_waiting_blocks_are_bounded_in_bytes(index_of: IndexOf) -> None:
     index = index_of(limits=IndexLimits(max_waiting_bytes=4 * SIZE * 3))
     index.apply(A, [stored(1, 10)])
     assert index.stats(A).waiting_blocks == 3
     index.check_integrity()
 
 
-def test_a_full_endpoint_claims_no_more() -> None:
+def test_a_full_endpoint_claims_no_more(index_of: IndexOf) -> None:
     index = index_of(limits=IndexLimits(max_blocks=4))
     applied = index.apply(A, [stored()])
     assert (applied.stored_blocks, applied.skipped_blocks) == (4, 6)
     assert depths(index).blocks == 4
 
 
-def test_one_name_for_two_contents_keeps_the_first() -> None:
+def test_one_name_for_two_contents_keeps_the_first(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored(0, 1)])
     other = BlockStored(DEVICE, (EngineBlockHash(1),), None, [5, 6, 7, 8], SIZE)
@@ -291,7 +304,7 @@ def test_one_name_for_two_contents_keeps_the_first() -> None:
     assert depths(index).blocks == 0
 
 
-def test_two_names_for_one_content_both_have_to_go() -> None:
+def test_two_names_for_one_content_both_have_to_go(index_of: IndexOf) -> None:
     """An engine that changed its hashing without a restart that we saw."""
     index = index_of()
     other = BlockStored(DEVICE, (EngineBlockHash(901), EngineBlockHash(902)), None, PROMPT[:8], SIZE)
@@ -302,7 +315,7 @@ def test_two_names_for_one_content_both_have_to_go() -> None:
     assert depths(index).blocks == 0
 
 
-def test_a_removal_from_a_tier_that_never_held_the_block_is_ignored() -> None:
+def test_a_removal_from_a_tier_that_never_held_the_block_is_ignored(index_of: IndexOf) -> None:
     index = index_of()
     assert index.apply(A, [stored(0, 2), removed(0, 1, tier=CPU)]).removed_blocks == 0
     index.check_integrity()
@@ -310,14 +323,14 @@ def test_a_removal_from_a_tier_that_never_held_the_block_is_ignored() -> None:
     assert depths(index) == Depths(2, 2, 2)
 
 
-def test_a_walk_stops_at_a_block_that_nobody_holds() -> None:
+def test_a_walk_stops_at_a_block_that_nobody_holds(index_of: IndexOf) -> None:
     index = index_of(A, B)
     for endpoint in (A, B):
         index.apply(endpoint, [stored(), removed(4)])
     assert depths(index, A).blocks == depths(index, B).blocks == 4
 
 
-def test_a_chain_that_bites_its_tail_waits_for_ever_within_the_bound() -> None:
+def test_a_chain_that_bites_its_tail_waits_for_ever_within_the_bound(index_of: IndexOf) -> None:
     index = index_of()
     loop = [
         BlockStored(DEVICE, (EngineBlockHash(1),), EngineBlockHash(2), [1, 2, 3, 4], SIZE),
@@ -331,7 +344,7 @@ def test_a_chain_that_bites_its_tail_waits_for_ever_within_the_bound() -> None:
     assert index.depths(PrefixQuery([1, 2, 3, 4] * 3), [A])[A].blocks == 2
 
 
-def test_holders_are_not_limited_in_number() -> None:
+def test_holders_are_not_limited_in_number(index_of: IndexOf) -> None:
     many = [EndpointId("pod", rank) for rank in range(300)]
     index = index_of(*many)
     for rank, endpoint in enumerate(many):
@@ -341,9 +354,10 @@ def test_holders_are_not_limited_in_number() -> None:
     index.check_integrity()
 
 
-def test_corruption_is_found() -> None:
+def test_corruption_is_found(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored()])
-    index._table.drop_slot(next(iter(index._table._rows)), 0)
+    key = index._hasher.prompt_keys(PROMPT, SIZE)[3]
+    index._table.drop_slot(key, 0)
     with pytest.raises(IndexCorrupt):
         index.check_integrity()

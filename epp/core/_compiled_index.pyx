@@ -1,0 +1,276 @@
+# cython: language_level=3, embedsignature=False, cdivision=True
+"""Compiled twin of `prefix_index.PythonPrefixIndex`: the same rules, another storage.
+
+`CompiledPrefixIndex` *is* the reference with three parts replaced: the block table and the records
+of an endpoint live in C (`_u64_map.h`, `_holder_table.h`), keys are hashed in C (`_block_hash.h`),
+and the two common events and the query run without Python work per block. Every rarer case
+(salts, orphans, unknown extra keys, wrong numbers) runs through the reference's own methods on top
+of the same parts, so that there is one place where a rule is written.
+
+The GIL is held throughout: it is the lock. Nothing here trusts a number from an event: sizes are
+checked before a pointer is made, and names may be any integer.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsUnsignedLongLong
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+import hashlib
+import sys
+
+from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
+from epp.core.events import FULL_ATTENTION_KINDS
+from epp.core.hashing import TOKEN_BYTES, BlockHasher, pack_tokens
+from epp.core.prefix_index import Depths, PythonPrefixIndex, _encode_extras
+from epp.core.types import CacheTier
+
+cdef extern from "_holder_table.h":
+    ctypedef struct u64_map:
+        uint64_t used
+    ctypedef struct map_cursor:
+        uint64_t dir
+        uint32_t slot
+    ctypedef struct holder_set:
+        uint64_t blocks
+    ctypedef struct holder_table:
+        u64_map rows
+        u64_map by_hash
+        holder_set **sets
+        uint32_t count
+        uint32_t live
+    ctypedef struct holder_walk:
+        uint64_t *alive
+        int64_t *depths
+        uint32_t pairs
+        uint32_t last
+    const uint32_t IN_DEVICE
+    const uint32_t IN_CPU
+    uint64_t load_u64(const uint8_t *p) noexcept
+    void save_u64(uint8_t *p, uint64_t value) noexcept
+    void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) noexcept
+    void map_free(u64_map *m) noexcept
+    uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
+    uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) noexcept
+    void map_del(u64_map *m, uint64_t key) noexcept
+    uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
+    uint8_t *map_take_next(u64_map *m, map_cursor *at) noexcept
+    int map_is_sound(const u64_map *m) noexcept
+    uint32_t map_tag(const uint8_t *slot) noexcept
+    void map_set_tag(uint8_t *slot, uint32_t tag) noexcept
+    const int MAP_VALUE_AT
+    void table_init(holder_table *t, const uint64_t *secrets) noexcept
+    void table_free(holder_table *t) noexcept
+    int table_hold(holder_table *t, uint64_t key, uint32_t slot, uint32_t tier) noexcept
+    int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tiers) noexcept
+    uint32_t holder_tiers(const holder_table *t, uint32_t id, uint32_t slot) noexcept
+    int table_walk(
+        const holder_table *t, holder_walk *w, const uint64_t *keys, size_t count, int64_t depth
+    ) noexcept
+    void table_walk_end(holder_walk *w, int64_t depth) noexcept
+
+cdef extern from "_block_hash.h":
+    ctypedef struct PyTypeObject:
+        pass
+    uint64_t block_hash(const uint64_t *secrets, uint64_t parent, const uint8_t *data, size_t size) noexcept
+    int unpack_ids(object ids, uint32_t *out, Py_ssize_t count) except -1
+    object new_triple(PyTypeObject *kind, int64_t a, int64_t b, int64_t c)
+
+cdef enum:
+    WORDS = 8  # secret words of a purpose
+    LIKELY_DEEP = 64  # blocks hashed between two looks at the table
+    # a record's tag: copies on the device, copies in CPU memory; or its place in the remembered list
+    COPIES = 0x7FFF
+    CPU_SHIFT = 15
+
+cdef uint32_t REMEMBERED = 0x80000000
+cdef uint32_t NOWHERE = 0xFFFFFFFF
+cdef object _DEVICE = CacheTier.DEVICE
+cdef object _CPU = CacheTier.CPU
+cdef object _ZERO = Depths()
+cdef bint _LITTLE_ENDIAN = sys.byteorder == "little"
+
+# `table_walk` and the reference number the lanes alike
+require((DEVICE_LANE, CPU_LANE, ANY_LANE, LANES) == (0, 1, 2, 3), "lanes are off")
+
+
+include "_compiled_table.pxi"
+include "_compiled_records.pxi"
+
+
+cdef class _Asked:
+    """The endpoints of one query, in order, and what is found for them."""
+
+    cdef Py_ssize_t count
+    cdef int64_t *slots  # -1: no block size learned, so no claim
+    cdef uint32_t *families
+    cdef list endpoints
+    cdef list roots  # of each family: (model, block size)
+    cdef Py_ssize_t top  # one more than the highest slot
+    cdef holder_walk walk
+
+    def __cinit__(self, list endpoints):
+        self.endpoints, self.roots, self.count = endpoints, [], len(endpoints)
+        self.slots = <int64_t *>malloc(max(1, self.count) * sizeof(int64_t))
+        self.families = <uint32_t *>malloc(max(1, self.count) * sizeof(uint32_t))
+        if self.slots == NULL or self.families == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.families)
+        free(self.walk.alive)
+        free(self.walk.depths)
+
+    cdef int look_up(self, dict known) except -1:
+        cdef Py_ssize_t i
+        cdef CompiledBlocks blocks
+        cdef dict numbers = {}
+        cdef object model = None, size = None
+        cdef uint32_t number = 0
+        for i in range(self.count):
+            entry = known[self.endpoints[i]]
+            blocks = <CompiledBlocks?>entry.blocks
+            self.slots[i] = -1
+            if not blocks.block_size_tokens:
+                continue
+            if entry.model != model or blocks.block_size_tokens != size:
+                model, size = entry.model, blocks.block_size_tokens
+                number = numbers.setdefault((model, size), len(numbers))
+            self.slots[i], self.families[i] = blocks.slot, number
+            self.top = max(self.top, <Py_ssize_t>blocks.slot + 1)
+        self.roots = list(numbers)
+        self.walk.pairs = <uint32_t>((self.top + 63) // 64)
+        self.walk.alive = <uint64_t *>malloc(max(1, self.walk.pairs) * 3 * sizeof(uint64_t))
+        self.walk.depths = <int64_t *>calloc(max(1, self.top) * 3, sizeof(int64_t))
+        if self.walk.alive == NULL or self.walk.depths == NULL:
+            raise MemoryError
+        return 0
+
+    cdef int start(self, uint32_t family) except -1:
+        """Every endpoint of the family is still in the race, in every lane."""
+        cdef Py_ssize_t i, lane
+        self.walk.last = NOWHERE
+        memset(self.walk.alive, 0, self.walk.pairs * 3 * sizeof(uint64_t))
+        for i in range(self.count):
+            if self.slots[i] >= 0 and self.families[i] == family:
+                for lane in range(3):
+                    self.walk.alive[self.slots[i] // 64 * 3 + lane] |= <uint64_t>1 << (self.slots[i] % 64)
+        return 0
+
+    cdef dict result(self):
+        cdef Py_ssize_t i
+        cdef int64_t *at
+        cdef dict found = {}
+        for i in range(self.count):
+            depths = _ZERO
+            if self.slots[i] >= 0:
+                at = self.walk.depths + self.slots[i] * 3  # device, CPU, any
+                if at[2]:
+                    depths = new_triple(<PyTypeObject *>Depths, at[2], at[0], at[1])
+            found[self.endpoints[i]] = depths
+        return found
+
+
+cdef int _walk(
+    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t key, bytes packed, size
+) except -1:
+    """Hash and look up a prompt stride by stride, as long as anybody holds it."""
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed)
+    if size * TOKEN_BYTES > total:
+        return 0
+    cdef Py_ssize_t block_bytes = size * TOKEN_BYTES, count = total // block_bytes, done = 0, i, stride
+    cdef uint64_t keys[LIKELY_DEEP]
+    while done < count:
+        stride = min(<Py_ssize_t>LIKELY_DEEP, count - done)
+        for i in range(stride):
+            key = block_hash(kernel.secrets.words, key, _data(packed) + (done + i) * block_bytes, block_bytes)
+            keys[i] = key
+        if not table_walk(&table.table, walk, keys, stride, done):
+            return 0
+        done += stride
+    table_walk_end(walk, done)
+    return 0
+
+
+cdef bytes _pack(object token_ids):
+    """`hashing.pack_tokens`, with the usual list taken apart in C."""
+    cdef Py_ssize_t count
+    cdef bytes packed
+    if type(token_ids) is list and _LITTLE_ENDIAN:
+        count = len(token_ids)
+        packed = PyBytes_FromStringAndSize(NULL, count * TOKEN_BYTES)
+        if unpack_ids(token_ids, <uint32_t *>PyBytes_AS_STRING(packed), count):
+            return packed
+    return pack_tokens(token_ids)
+
+
+class CompiledPrefixIndex(PythonPrefixIndex):
+    """The reference with compiled storage, hash, common events and query."""
+
+    implementation = "compiled"
+
+    def __init__(self, index_seed, limits=None):
+        super().__init__(index_seed, limits)
+        self._hasher = CompiledHasher(index_seed)
+        self._table = CompiledTable(index_seed)
+
+    def _new_blocks(self):
+        return CompiledBlocks(self._slots.take(), self._table, self._hasher.hash, self._limits)
+
+    def _store(self, known, event, tally):
+        if not self._store_tokens(known, event, tally):
+            super()._store(known, event, tally)
+
+    def _store_tokens(self, known, event, tally):
+        """Blocks of plain tokens whose numbers fit and whose parent is known. False: not that case,
+        nothing was done."""
+        cdef CompiledBlocks blocks = <CompiledBlocks?>known.blocks
+        cdef Py_ssize_t size
+        hashes, tokens, tier, extras = event.hashes, event.token_ids, event.tier, event.extra_keys
+        if tokens is None or not hashes or event.group_kind not in FULL_ATTENTION_KINDS:
+            return False
+        if tier is _CPU and not event.has_extra_keys:
+            return False
+        if not blocks.block_size_tokens or event.block_size_tokens != blocks.block_size_tokens:
+            return False
+        if len(tokens) != event.block_size_tokens * len(hashes):
+            return False
+        if extras is not None:
+            if len(extras) != len(hashes):
+                return False
+            if extras.count(None) != len(extras):
+                encoded = _encode_extras(event)
+                if len(encoded) != len(hashes) or any(encoded):
+                    return False
+        parent_key = self._parent_key(known, event)
+        if parent_key is None:
+            return False
+        try:
+            packed = _pack(tokens)
+        except ValueError:
+            return False
+        size = event.block_size_tokens * TOKEN_BYTES
+        blocks.hold_chain(hashes, parent_key, packed, size, tier, tally)
+        return True
+
+    def _remove(self, blocks, event, tally):
+        if event.group_idx is not None and event.group_idx in blocks.foreign_groups:
+            tally.skipped += len(event.hashes)
+            return
+        blocks.remove_all(event.hashes, event.tier, tally)
+
+    def depths(self, query, endpoints):
+        cdef _Asked asked = _Asked(list(endpoints))
+        cdef CompiledTable table = self._table
+        cdef _Hash kernel = self._hasher.hash
+        cdef uint32_t family
+        asked.look_up(self._endpoints)
+        if asked.roots:
+            packed = _pack(query.token_ids)
+            for family, (model, size) in enumerate(asked.roots):
+                asked.start(family)
+                root = self._hasher.root(model, query.lora_name, query.cache_salt)
+                _walk(table, kernel, &asked.walk, root, packed, size)
+        return asked.result()

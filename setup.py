@@ -1,0 +1,34 @@
+"""Builds the compiled index where Cython and a C compiler are; everything else is in pyproject.toml.
+
+Without them kvpull installs and works the same with the pure Python index, and says so at start-up.
+"""
+
+import importlib.util
+
+from setuptools import Extension, setup
+
+_INDEX = Extension(
+    "epp.core._compiled_index",
+    ["epp/core/_compiled_index.pyx"],
+    depends=[
+        "epp/core/_block_hash.h",
+        "epp/core/_compiled_records.pxi",
+        "epp/core/_compiled_table.pxi",
+        "epp/core/_holder_table.h",
+        "epp/core/_u64_map.h",
+    ],
+)
+
+
+def _extensions() -> list[Extension]:
+    if importlib.util.find_spec("Cython") is None:
+        return []
+    from Cython.Build import cythonize
+
+    built: list[Extension] = cythonize([_INDEX], build_dir="build", language_level=3)
+    for extension in built:
+        extension.optional = True  # cythonize forgets it; without a compiler the install goes on
+    return built
+
+
+setup(ext_modules=_extensions())
