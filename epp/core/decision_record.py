@@ -1,4 +1,4 @@
-"""What was decided and why, kept in a ring: the evidence behind `kvpull explain`.
+"""What was decided and why, kept in a ring: the evidence behind `/debug/kvpull/decisions`.
 
 Holds ids, addresses and numbers only: no prompt, token, salt or header value.
 """
