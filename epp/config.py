@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -22,15 +21,17 @@ from epp.core.errors import ConfigError
 from epp.core.plugin import Filter, Picker, PrefillDecider, Scorer
 from epp.core.scheduler import Profile
 from epp.plugins import producers
-from epp.plugins.parameters import Parameters
+from epp.plugins.parameters import Parameters, Weight
 from epp.plugins.pickers import MaxScorePicker
 from epp.plugins.registry import PLUGIN_TYPES, Kind, PluginType
 from epp.plugins.scorers import PrefixCacheScorer, TierWeights
+from sidecar.yaml_text import YamlTextError, load_yaml, read_text
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "llm-d.ai/v1", "inference.networking.x-k8s.io/v1alpha1")
 KIND = "EndpointPickerConfig"
 PRECISE_PRODUCER = "precise-prefix-cache-producer"
 P2P_PRODUCER = "p2p-source-producer"
+MAX_FILE_BYTES = 1 << 20
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -47,7 +48,7 @@ class PluginEntry(_Model):
 
 class PluginRef(_Model):
     plugin_ref: str
-    weight: float = 1.0
+    weight: Weight = 1.0
 
 
 class ProfileEntry(_Model):
@@ -99,9 +100,11 @@ class EppConfig:
 def load_config(path: Path) -> EppConfig:
     """Raises ConfigError naming the file, the path inside it, and what is allowed."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except YamlTextError as error:
+        raise ConfigError(f"{path}: {error}") from error
     return parse_config(text, str(path))
 
 
@@ -130,9 +133,9 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
 
 def _document(text: str, origin: str) -> Document:
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not YAML: {error}") from error
+        raw = load_yaml(text, max_bytes=MAX_FILE_BYTES)
+    except YamlTextError as error:
+        raise ConfigError(f"{origin}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{origin}: expected a mapping with apiVersion and kind")
     document = _validated(Document, raw, origin)
@@ -242,6 +245,9 @@ def _profile(entry: ProfileEntry, instances: Mapping[str, _Instance], where: str
     filters: list[Filter] = []
     scorers: list[tuple[Scorer, float]] = []
     chosen: list[Picker] = []
+    names = [ref.plugin_ref for ref in entry.plugins]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{where}: {twice[0]} is listed twice; give it one weight")
     for ref in entry.plugins:
         instance = _resolve(ref.plugin_ref, instances, where)
         kind = instance.row.kind

@@ -7,19 +7,21 @@ keeping the last good rows is the caller's business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from engine_plugin import wire as engine_wire
 from engine_plugin.identity import EndpointId, default_ports
 from sidecar.endpoint import MAX_PORT, EndpointError, HostPort, canonical_host
+from sidecar.yaml_text import YamlTextError, decode_text, load_yaml, read_text
 
 MAX_FILE_BYTES = 8 << 20
+MAX_POD_CHARS = 253  # of a DNS name
+_POD = re.compile(rf"[a-z0-9.-]{{1,{MAX_POD_CHARS}}}")
 _FIELDS = (
     "pod",
     "rank",
@@ -75,13 +77,12 @@ def load_endpoint_file(
     """
     name = str(path)
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        text = read_text(path, max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise EndpointFileError(f"{name}: {error.strerror or error}") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise EndpointFileError(f"{name}: larger than {MAX_FILE_BYTES} bytes")
-    return parse_endpoint_rows(raw, name, p2p_base_port=p2p_base_port)
+    except YamlTextError as error:
+        raise EndpointFileError(f"{name}: {error}") from error
+    return _parse(text, name, p2p_base_port)
 
 
 def parse_endpoint_rows(
@@ -89,9 +90,17 @@ def parse_endpoint_rows(
 ) -> tuple[EndpointRow, ...]:
     """`load_endpoint_file` for bytes already read; `name` is used in messages only."""
     try:
-        document = yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise EndpointFileError(f"{name}: not YAML or JSON: {error}") from error
+        text = decode_text(raw)
+    except YamlTextError as error:
+        raise EndpointFileError(f"{name}: {error}") from error
+    return _parse(text, name, p2p_base_port)
+
+
+def _parse(text: str, name: str, p2p_base_port: int) -> tuple[EndpointRow, ...]:
+    try:
+        document = load_yaml(text, max_bytes=MAX_FILE_BYTES)
+    except YamlTextError as error:
+        raise EndpointFileError(f"{name}: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise EndpointFileError(f"{name}: the top level must be `endpoints:` with a list")
     if unknown := [str(key) for key in document if key != "endpoints"]:
@@ -126,7 +135,7 @@ def _row(item: Any, p2p_base_port: int) -> EndpointRow:
     except EndpointError as error:
         raise ValueError(f"host: {error}") from error
     return EndpointRow(
-        pod=_text(item, "pod"),
+        pod=_pod(item),
         rank=rank,
         host=host,
         serving_port=serving_port,
@@ -136,6 +145,16 @@ def _row(item: Any, p2p_base_port: int) -> EndpointRow:
         p2p_port=_integer(item, "p2p_port", p2p_base_port + rank, low=1),
         labels=_labels(item.get("labels")),
     )
+
+
+def _pod(item: dict[Any, Any]) -> str:
+    """The name becomes a metric label and part of log lines, so it holds nothing that could forge one."""
+    pod = _text(item, "pod")
+    if not _POD.fullmatch(pod):
+        raise ValueError(
+            f"pod: must be 1 to {MAX_POD_CHARS} of a-z, 0-9, '.' and '-', not {pod[:MAX_POD_CHARS]!r}"
+        )
+    return pod
 
 
 def _text(item: dict[Any, Any], key: str) -> str:

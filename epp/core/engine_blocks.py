@@ -13,6 +13,7 @@ This module must not know how keys are rooted, nor other endpoints.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,10 +81,10 @@ class EngineBlocks:
         self._hasher = hasher
         self._limits = limits
         self._records: dict[EngineBlockHash, _Record] = {}
-        # dicts used as FIFO sets
-        self._waiting: dict[EngineBlockHash, None] = {}
+        # FIFO sets; a plain dict looks for its first key past all that were deleted in front of it
+        self._waiting: OrderedDict[EngineBlockHash, None] = OrderedDict()
         self._waiting_bytes = 0
-        self._remembered: dict[EngineBlockHash, None] = {}
+        self._remembered: OrderedDict[EngineBlockHash, None] = OrderedDict()
         self._children: dict[EngineBlockHash, dict[EngineBlockHash, None]] = {}  # of waiting blocks
         # further hashes of this engine with the same key and tier (only after a change of its hashing)
         self._aliases: dict[tuple[BlockKey, CacheTier], int] = {}
@@ -249,8 +250,7 @@ class EngineBlocks:
     def _remember(self, name: EngineBlockHash) -> None:
         self._remembered[name] = None
         if len(self._remembered) > self._limits.max_remembered_blocks:
-            oldest = next(iter(self._remembered))
-            del self._remembered[oldest]
+            oldest, _ = self._remembered.popitem(last=False)
             del self._records[oldest]
 
     # --- the end, and checks --------------------------------------------------------------------

@@ -7,7 +7,8 @@
 While a replay runs, live batches are held back (bounded) and follow it in order, so a late replay
 can never bring a removed block back (case S-C04). What a hole may have hidden are removals: if it
 cannot be filled, everything held of the endpoint is dropped. A replay starts one batch early where
-we remember that batch's digest: another digest there means another engine process.
+we remember that batch's digest: another digest there means another engine process. What was held
+back may then be the dead one's: it is dropped, as are batches behind a hole that the engine denies.
 
 Without a usable replay socket: no claim until the first store that resolves, then PARTIAL.
 The owner performs each `Step` (clear, then apply, then ask for a replay) before the next call.
@@ -94,8 +95,10 @@ class EventStream:
         self._failed_replays = 0
         self._exact = False  # everything since seq 0 is in what we hold
         self._replay: _Replay | None = None
+        self._down = False  # between a disconnect and the next connect
         self._held: deque[tuple[int, EventBatch]] = deque()
         self._held_events = 0
+        self._held_denied = False  # a replay ended short of them: they may be another process's
         self._digests = _Digests(self._limits.digests)
 
     @property
@@ -111,6 +114,7 @@ class EventStream:
 
     def on_connect(self) -> Step:
         """The subscription is (again) in place; it may be another process than before."""
+        self._down = False
         if self._replay is not None:
             return _NOTHING  # begun after the last disconnect, so it already asks the right process
         self._failed_replays = 0
@@ -121,6 +125,7 @@ class EventStream:
 
     def on_disconnect(self) -> Step:
         """Events may be missed from now on: no claim until the same process is heard again."""
+        self._down = True
         self._replay = None
         self._drop_held()  # the next process must not inherit them; the same one replays them
         if not self._replay_usable:
@@ -133,6 +138,8 @@ class EventStream:
 
     def on_live(self, seq: int, batch: EventBatch | None) -> Step:
         """One batch from the subscription. None: it could not be decoded."""
+        if self._down:
+            return _NOTHING  # late, of a process that may be gone; if it is not, it replays this one
         if not self._replay_usable:
             return self._on_live_unrepairable(seq, batch)
         if not self.state.has_claim:
@@ -230,7 +237,6 @@ class EventStream:
                 break
             if seq < self.next_seq:
                 if self._contradicts(seq, batch):
-                    self._drop_held()  # of either process, so of no use
                     return self._restart_from_zero()
                 self._pop_held()
                 continue
@@ -239,6 +245,7 @@ class EventStream:
             applied.append(batch)
         if not self._held:
             self._replay = None
+            self._held_denied = False
             self._failed_replays = 0
             self.state = ClaimState.LIVE if self._exact else ClaimState.PARTIAL
             return Step(apply=tuple(applied))
@@ -246,6 +253,7 @@ class EventStream:
             more = self._resync("gap")
             return Step(clear=more.clear, apply=tuple(applied), replay=more.replay)
         # the engine says it has no more, yet sent later ones: the hole stays
+        self._held_denied = True
         self._failed_replays += 1
         if self._failed_replays >= self._limits.failed_replays:
             return self._go_on_without_replay()
@@ -254,7 +262,7 @@ class EventStream:
     def _go_on_without_replay(self) -> Step:
         self._replay_usable = False
         self._forget()
-        held = list(self._held)
+        held = [] if self._held_denied else list(self._held)
         self._drop_held()
         run: list[EventBatch] = []
         for seq, batch in held:
@@ -285,13 +293,15 @@ class EventStream:
         return Step(clear=clear, replay=ReplayNeeded(from_seq, clear, reason))
 
     def _restart_from_zero(self) -> Step:
+        """Another process: what was held back may be the old one's, and the new one replays its own."""
+        self._drop_held()
         return self._begin(0, clear=True, reason="restart")
 
     def _restart(self, seq: int, batch: EventBatch | None) -> Step:
-        """A live batch of another process: what was held back before it is the old one's."""
-        self._drop_held()
+        """A live batch of another process: unlike what was held back before, it is the new one's."""
+        step = self._restart_from_zero()
         self._hold(seq, batch)
-        return self._restart_from_zero()
+        return step
 
     def _forget(self) -> Step:
         """Start over without a replay."""
@@ -338,3 +348,4 @@ class EventStream:
     def _drop_held(self) -> None:
         self._held.clear()
         self._held_events = 0
+        self._held_denied = False

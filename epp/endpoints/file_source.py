@@ -1,8 +1,9 @@
 """Endpoints from a static file (format: docs/design.md), followed while it changes.
 
 The file may be a ConfigMap mount: its directory is watched, so that a swap of the data link is
-seen, and its status is compared several times a second for what a watch misses. A file that cannot
-be used changes nothing: the last good rows stay, the error is logged once with path and row.
+seen, and its status is compared several times a second for what a watch misses; where there can be
+no watch (inotify limit, no permission) the comparison alone does it. A file that cannot be used changes
+nothing: the last good rows stay, the error is logged once with path and row.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from watchfiles import awatch
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from engine_plugin import wire as engine_wire
 from engine_plugin.identity import EndpointId
@@ -59,6 +61,7 @@ class FileSource:
         self._p2p_base_port = p2p_base_port
         self._rows: dict[EndpointId, EndpointRow] = {}
         self._status: _Status | None = None
+        self._watch_fault: str | None = None
         self.loaded: Final = asyncio.Event()  # set by the first good file, and it stays set
         self.error: str | None = None  # why the file as it is now is not in effect
         self.loads = 0
@@ -71,13 +74,16 @@ class FileSource:
 
     async def run(self) -> None:
         """Read the file, then follow it until cancelled. A missing file or directory is waited for."""
-        self._reload()
+        await self._reload()
         while True:
             try:
                 await self._follow()
             except FileNotFoundError:  # the directory itself is not there (any more)
-                await asyncio.sleep(CHECK_INTERVAL_S)
-                self._reload_if_changed()
+                pass
+            except (OSError, WatchfilesRustInternalError) as error:  # the latter: no watch could be made
+                self._note_watch_fault(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            await self._reload_if_changed()
 
     async def _follow(self) -> None:
         """Watch the directory. An event means: read again; a quiet interval: compare the status."""
@@ -90,21 +96,27 @@ class FileSource:
             rust_timeout=round(CHECK_INTERVAL_S * 1000),
             yield_on_timeout=True,
         ):
+            self._watch_fault = None
             if changes:
-                self._reload()
+                await self._reload()
             else:
-                self._reload_if_changed()
+                await self._reload_if_changed()
 
-    def _reload_if_changed(self) -> None:
+    def _note_watch_fault(self, fault: str) -> None:
+        if fault != self._watch_fault:
+            _log.warning("%s cannot be watched, its status is compared: %s", self._path.parent, fault)
+        self._watch_fault = fault
+
+    async def _reload_if_changed(self) -> None:
         if self._read_status() != self._status:
-            self._reload()
+            await self._reload()
 
-    def _reload(self) -> None:
+    async def _reload(self) -> None:
         """Take the file over if it is good and differs. The status is read first: a change that
         comes between the two is then seen as one more change, never missed."""
         self._status = self._read_status()
         try:
-            rows = load_endpoint_file(self._path, p2p_base_port=self._p2p_base_port)
+            rows = await asyncio.to_thread(load_endpoint_file, self._path, p2p_base_port=self._p2p_base_port)
         except EndpointFileError as error:
             self._refuse(str(error))
             return

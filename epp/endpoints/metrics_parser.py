@@ -2,7 +2,8 @@
 
 A vLLM page has 75 KB and is read many times a second for every endpoint, so this looks for
 its few names in the bytes and is no full exposition parser. Absent, NaN, infinite, negative or
-malformed values are None: *unknown*, which is neither idle nor full. It never raises on any page.
+malformed values are None: *unknown*, which is neither idle nor full. It never raises on any page, and
+its work is bounded on any page: linear in what it looks at, which the limits below keep small.
 Names: vLLM 0.32, SGLang, and our plugin's (`engine_plugin.wire`).
 """
 
@@ -19,7 +20,10 @@ from epp.core.types import EndpointMetrics, EngineInfo
 
 MAX_REFUSED_SERIES: Final = 256
 MAX_BLOCK_SIZE_TOKENS: Final = 1 << 20
-MAX_LABELS_BYTES: Final = 1 << 14  # of one sample; a longer one is not read
+MAX_SAMPLES: Final = 1024  # of one name
+MAX_LABELS_BYTES: Final = 1 << 11  # of one sample
+MAX_PAGE_LABELS_BYTES: Final = 1 << 18  # of all samples together
+_MAX_VALUE_BYTES: Final = 256  # blanks, value, timestamp
 
 _WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
@@ -32,7 +36,11 @@ _NAMES: Final = (*_WAITING, *_RUNNING, *_KV_USAGE, *_CACHE_CONFIG, wire.ENGINE_I
 _NEEDLES: Final = tuple((name, b"\n" + name.encode()) for name in _NAMES)
 # the rest of a sample's line, after its name
 _SAMPLE: Final = re.compile(rb"(?:\{(.*)\})?[ \t]+([^ \t\r\n]+)")
-_LABEL: Final = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# one label and what separates it from the next; possessive, so a failure costs no second look
+_LABEL: Final = re.compile(
+    rb'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(?:,[ \t]*+|\Z)'
+)
+_AFTER_NAME: Final = (b"{", b" ", b"\t")
 _NUMBER: Final = re.compile(rb"\+?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _ESCAPES: Final = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 _ESCAPE: Final = re.compile(r'\\[n"\\]')
@@ -54,10 +62,19 @@ class _Sample:
     value: float | None  # None: not a finite, non-negative number
 
     def read_labels(self) -> dict[str, str]:
-        return {
-            name.decode(): _unescape(value.decode("utf-8", "replace"))
-            for name, value in _LABEL.findall(self.labels)
-        }
+        """Empty where the block is malformed: none of it is believed then."""
+        labels: dict[str, str] = {}
+        at = 0
+        while at < len(self.labels):
+            match = _LABEL.match(self.labels, at)
+            if match is None:
+                return {}
+            labels[match[1].decode()] = _unescape(match[2].decode("utf-8", "replace"))
+            at = match.end()
+        return labels
+
+
+_UNREAD: Final = _Sample(b"", None)  # stands for samples over a limit: no sum is known with it
 
 
 def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> MetricsPage:
@@ -68,9 +85,11 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
     """
     found: dict[str, list[_Sample]] = {}
     page = b"\n" + page  # so that every line begins with its line end
+    labels_bytes = MAX_PAGE_LABELS_BYTES
     for name, needle in _NEEDLES:
-        if samples := _samples(page, needle):
+        if samples := _samples(page, needle, labels_bytes):
             found[name] = samples
+            labels_bytes -= sum(len(sample.labels) for sample in samples)
     info_labels = _info_labels(found.get(wire.ENGINE_INFO, ()), rank)
     info = _engine_info(info_labels)
     usage = _gauge(found, _KV_USAGE, rank)
@@ -86,16 +105,36 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
 
 
-def _samples(page: bytes, needle: bytes) -> list[_Sample]:
-    samples = []
+def _samples(page: bytes, needle: bytes, labels_bytes: int) -> list[_Sample]:
+    """All samples of one name, as far as `labels_bytes` and `MAX_SAMPLES` go."""
+    samples: list[_Sample] = []
     at = page.find(needle)
     while at >= 0:
         after = at + len(needle)
-        match = _SAMPLE.match(page, after)
-        if match and len(match[1] or b"") <= MAX_LABELS_BYTES:
-            samples.append(_Sample(match[1] or b"", _number(match[2])))
+        sample = _sample(page, after)
+        if sample is not None:
+            labels_bytes -= len(sample.labels)
+            if labels_bytes < 0 or len(samples) == MAX_SAMPLES:
+                samples.append(_UNREAD)
+                break
+            samples.append(sample)
         at = page.find(needle, after)
     return samples
+
+
+def _sample(page: bytes, after: int) -> _Sample | None:
+    """The sample whose name ends at `after`; None if that was another name, or no sample."""
+    if page[after : after + 1] not in _AFTER_NAME:
+        return None
+    limit = after + MAX_LABELS_BYTES + _MAX_VALUE_BYTES
+    end = page.find(b"\n", after, limit)
+    if end < 0 and len(page) > limit:
+        return _UNREAD
+    match = _SAMPLE.match(page, after, end if end >= 0 else len(page))
+    if match is None:
+        return None
+    labels = match[1] or b""
+    return _Sample(labels, _number(match[2])) if len(labels) <= MAX_LABELS_BYTES else _UNREAD
 
 
 def _gauge(found: Mapping[str, list[_Sample]], names: Sequence[str], rank: int) -> list[float] | None:
@@ -115,11 +154,7 @@ def _of_rank(samples: Sequence[_Sample], rank: int) -> Sequence[_Sample]:
     if len(samples) < 2:
         return samples
     wanted = str(rank)
-    own = [
-        sample
-        for sample in samples
-        if any(sample.read_labels().get(label) == wanted for label in _ENGINE_LABELS)
-    ]
+    own = [sample for sample in samples if wanted in map(sample.read_labels().get, _ENGINE_LABELS)]
     return own or samples
 
 

@@ -26,6 +26,7 @@ from epp.core.types import CacheTier, EngineBlockHash
 MAX_PAYLOAD_BYTES: Final = 16 << 20
 MAX_EVENTS: Final = 65_536
 MAX_BLOCKS: Final = 262_144  # in one event
+MAX_BATCH_BLOCKS: Final = 131_072  # in all events of one batch: it is applied in one go, on the loop
 MAX_TOKENS: Final = 4 << 20  # in one event
 MAX_BLOCK_SIZE_TOKENS: Final = 65_536
 MAX_EXTRA_KEYS: Final = 256  # in one block
@@ -197,16 +198,20 @@ def decode_batch(payload: bytes) -> EventBatch:
     """Decode one payload.
 
     Raises:
-        CodecError: it is no batch, or an event of a known type has fields of wrong types. The whole
-            batch counts as lost then: what it removed is unknown.
+        CodecError: it is no batch, an event of a known type has fields of wrong types, or it names
+            too many blocks. The whole batch counts as lost then: what it removed is unknown.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise CodecError("size", f"payload of {len(payload)} bytes, limit {MAX_PAYLOAD_BYTES}")
     digest = xxh3_64_intdigest(payload)
     try:
-        decoded = [_event(wired, at) for at, wired in enumerate(_decode_map_batch(payload).events)]
+        wired: Sequence[_Wired | None] = _decode_map_batch(payload).events
     except _BAD_BYTES:  # positional or unknown events, or worse: look at one event after the other
-        decoded = [_decode_event(bytes(raw), at) for at, raw in enumerate(_raw_events(payload))]
+        wired = [_decode_event(bytes(raw), at) for at, raw in enumerate(_raw_events(payload))]
+    blocks = sum([len(w.block_hashes) for w in wired if isinstance(w, _StoredFields | _RemovedFields)])
+    if blocks > MAX_BATCH_BLOCKS:
+        raise CodecError("size", f"batch of {blocks} blocks, limit {MAX_BATCH_BLOCKS}")
+    decoded = [None if w is None else _event(w, at) for at, w in enumerate(wired)]
     events = tuple([event for event in decoded if event is not None])
     return EventBatch(events, len(decoded) - len(events), digest)
 
@@ -218,17 +223,17 @@ def _raw_events(payload: bytes) -> list[msgspec.Raw]:
         raise CodecError("payload", type(error).__name__) from None
 
 
-def _decode_event(raw: bytes, position: int) -> Event | None:
-    """One event; None for a type or tier that we do not know."""
+def _decode_event(raw: bytes, position: int) -> _Wired | None:
+    """One event; None for a type that we do not know."""
     first = raw[0]
     is_list = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
     try:
-        wired = _decode_list(raw) if is_list else _decode_map(raw)
+        wired: _Wired = _decode_list(raw) if is_list else _decode_map(raw)
     except _BAD_BYTES as error:
         if _has_unknown_type(raw, is_list):
             return None
         raise CodecError("event", f"event {position}: {type(error).__name__}") from None
-    return _event(wired, position)
+    return wired
 
 
 def _has_unknown_type(raw: bytes, is_list: bool) -> bool:

@@ -3,6 +3,8 @@
 A SUB socket per endpoint, a DEALER socket per running replay. The thread does not decode: it hands
 frames to the event loop in the order in which it received them, and says when a subscription came up
 or went down and when a replay ended. The sender is known by the socket, never by what a message says.
+So a SUB socket lives for one connection: what it still holds when that ends may be a dead process's
+and is thrown away with it (a replay follows), and its successor is opened after a moment.
 
 All sockets here belong to the thread. Every wait is bounded; a full hand-over stops the reading.
 """
@@ -18,7 +20,6 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from engine_plugin.identity import EndpointId
 from epp.kvevents.codec import is_end_of_replay, replay_request
 from epp.kvevents.hand_over import HandOver
 from epp.kvevents.link import (
@@ -47,8 +48,7 @@ _FULL_POLL_S = 0.05  # while the loop is behind, if its wake-up should be lost
 
 @dataclass(slots=True)
 class _Link:
-    endpoint: EndpointId
-    link: int
+    add: Add
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     up: bool = False
@@ -79,6 +79,7 @@ class Receiver:
         self._hand_over = hand_over
         self._settings = settings
         self._links: dict[int, _Link] = {}
+        self._lost: dict[int, tuple[Add, float]] = {}  # subscriptions to open again, and when
         self._replays: dict[int, _RunningReplay] = {}
 
     def run(self) -> None:
@@ -115,14 +116,16 @@ class Receiver:
         if wake in ready:
             _drain(wake)
         for link in list(self._links.values()):
-            if link.monitor in ready:
+            # also before the first data: the state of a connection comes ahead of what it brings
+            if link.monitor in ready or (link.socket in ready and not link.up):
                 self._read_monitor(link)
-            if link.socket in ready:
+            if link.socket in ready and not link.socket.closed:
                 self._read_link(link)
         for running in list(self._replays.values()):
             if running.socket in ready:
                 self._read_replay(running)
         self._end_late_replays()
+        self._reopen_lost()
         while self._commands:
             self._execute(self._commands.popleft())
 
@@ -132,6 +135,7 @@ class Receiver:
         if full:
             return _FULL_POLL_S
         ends = [min(r.deadline_s, r.idle_at_s) - now_s for r in self._replays.values()]
+        ends += [at_s - now_s for _, at_s in self._lost.values()]
         return max(0.0, min([_IDLE_POLL_S, *ends]))
 
     # --- subscriptions --------------------------------------------------------------------------
@@ -142,16 +146,33 @@ class Receiver:
                 return
             event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
             up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if up != link.up:
-                link.up = up
-                self._hand_over.put(LinkChanged(link.endpoint, link.link, up), 0)
+            if up == link.up:
+                continue
+            link.up = up
+            self._hand_over.put(LinkChanged(link.add.endpoint, link.add.link, up), 0)
+            if not up:
+                self._close_link(link.add.link)
+                self._lost[link.add.link] = link.add, time.monotonic() + self._settings.reconnect_s
+                return
+
+    def _reopen_lost(self) -> None:
+        now_s = time.monotonic()
+        for add, at_s in list(self._lost.values()):
+            if now_s < at_s:
+                continue
+            try:
+                self._links[add.link] = self._subscribe(add)
+                del self._lost[add.link]
+            except zmq.ZMQError as error:  # no file descriptor left, for one: later, not never
+                log.warning("no new subscription to the KV events of %s yet: %s", add.endpoint, error)
+                self._lost[add.link] = add, now_s + self._settings.reconnect_max_s
 
     def _read_link(self, link: _Link) -> None:
         for _ in range(_MESSAGES_A_TURN):
             frames = _receive(link.socket)
             if frames is None or self._stopping.is_set():
                 return
-            self._hand_over.put(LiveFrames(link.endpoint, link.link, frames), sum(map(len, frames)))
+            self._hand_over.put(LiveFrames(link.add.endpoint, link.add.link, frames), sum(map(len, frames)))
             if self._hand_over.is_full():
                 return
 
@@ -191,6 +212,7 @@ class Receiver:
 
     def _execute(self, command: Command) -> None:
         if isinstance(command, Remove):
+            self._lost.pop(command.link, None)
             self._close_link(command.link)
         elif isinstance(command, Cancel):
             self._close_replay(command.replay)
@@ -222,7 +244,7 @@ class Receiver:
     def _subscribe(self, command: Add) -> _Link:
         socket = self._socket(zmq.SUB, self._settings.live_hwm)
         monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
-        link = _Link(command.endpoint, command.link, socket, monitor)
+        link = _Link(command, socket, monitor)
         try:
             monitor.linger = 0
             socket.subscribe(b"")

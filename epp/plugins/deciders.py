@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epp.core.types import Candidate, ScheduleContext
-from epp.plugins.parameters import Parameters
+from epp.plugins.parameters import Parameters, TokenCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class AlwaysDisaggDecider:
 
 
 class PrefixBasedDeciderParameters(Parameters):
-    non_cached_tokens: int = 0  # 0: never split
-    prompt_tokens: int = 0  # prompts shorter than this are never split
+    non_cached_tokens: TokenCount = 0  # 0: never split
+    prompt_tokens: TokenCount = 0  # prompts shorter than this are never split
 
 
 @dataclass(frozen=True, slots=True)

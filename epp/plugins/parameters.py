@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+MAX_TOKENS: Final = 2**31 - 1
+MAX_WEIGHT: Final = 1e9  # sums of weighted scores stay finite
+
+Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=True)]
+TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS, strict=True)]
 
 
 class Parameters(BaseModel):

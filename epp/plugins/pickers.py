@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from epp.core.types import ScheduleContext, ScoredCandidate
 from epp.plugins.parameters import Parameters
 
 
 class PickerParameters(Parameters):
-    max_num_of_endpoints: int = 1  # the extras become fallback endpoints
+    max_num_of_endpoints: int = Field(default=1, ge=1)  # the extras become fallback endpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from epp.plugins.parameters import Parameters
+from epp.plugins.parameters import MAX_TOKENS, Parameters, Weight
 
 
 class TokenProcessorConfig(Parameters):
@@ -24,7 +24,7 @@ class TokenProcessorConfig(Parameters):
 
 class BackendWeight(Parameters):
     name: str
-    weight: float
+    weight: Weight
 
 
 class IndexerConfig(Parameters):
@@ -59,7 +59,7 @@ class PrecisePrefixCacheProducerParameters(Parameters):
 
 class P2PSourceProducerParameters(Parameters):
     prefix_match_info_producer_name: str | None = None
-    min_cached_token_delta: int | None = Field(default=None, ge=1)  # tokens
+    min_cached_token_delta: int | None = Field(default=None, ge=1, le=MAX_TOKENS)  # tokens
     prefill_profile_name: str = "prefill"
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from epp.core.types import Candidate, PrefixMatch, ScheduleContext
-from epp.plugins.parameters import Parameters
+from epp.plugins.parameters import MAX_TOKENS, Parameters, Share
 
 NEUTRAL = 0.5
 
@@ -33,8 +35,8 @@ class TierWeights:
 
 class PrefixCacheScorerParameters(Parameters):
     prefix_match_info_producer_name: str | None = None
-    match_length_weight: float = 0.0  # 0..1: share of the score that follows the absolute length
-    match_length_scale_tokens: int = 8192
+    match_length_weight: Share = 0.0  # share of the score that follows the absolute length
+    match_length_scale_tokens: int = Field(default=8192, ge=1, le=MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class KvCacheUtilizationScorer:
 
 
 class ActiveRequestScorerParameters(Parameters):
-    idle_threshold: int = 0  # requests up to which an endpoint counts as idle
-    max_busy_score: float = 1.0  # ceiling for endpoints that are not idle
+    idle_threshold: int = Field(default=0, ge=0)  # requests up to which an endpoint counts as idle
+    max_busy_score: Share = 1.0  # ceiling for endpoints that are not idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from epp.core.errors import ConfigError
 from epp.core.thresholds import NO_THRESHOLDS, PullThresholds
+from sidecar.yaml_text import YamlTextError, load_yaml
 
 API_VERSION = "kvpull/v1alpha1"
 KIND = "PullThresholds"
 MAX_DELTA_TOKENS = 2**31 - 1
+MAX_DOCUMENT_BYTES = 1 << 16
+_MAX_PROBLEMS = 8  # said of one document
 
 
 class _Model(BaseModel):
@@ -50,13 +52,13 @@ class _Document(_Model):
 def parse_thresholds(text: str, origin: str) -> PullThresholds:
     """Raises ConfigError naming `origin` and the path inside the document."""
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not YAML: {error}") from error
+        raw = load_yaml(text, max_bytes=MAX_DOCUMENT_BYTES)
+    except YamlTextError as error:
+        raise ConfigError(f"{origin}: {error}") from error
     try:
         document = _Document.model_validate(raw)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
+        problems = error.errors(include_url=False, include_input=False)[:_MAX_PROBLEMS]
         raise ConfigError(
             "; ".join(f"{origin}: {'.'.join(map(str, p['loc'])) or 'document'}: {p['msg']}" for p in problems)
         ) from error

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from engine_plugin.identity import EndpointId
-from epp.endpoints.file_source import FileSource, endpoint_of, scrape_target_of
+from epp.endpoints.file_source import CHECK_INTERVAL_S, FileSource, endpoint_of, scrape_target_of
 from sidecar.endpoint_file import EndpointRow
 
 from .conftest import BOUND_S, Collector, running
@@ -187,3 +188,49 @@ async def test_cancelling_ends_it(tmp_path: Path) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait_for(task, BOUND_S)
     assert task.cancelled()
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(28, "No space left on device"), PermissionError(13, "denied"), None]
+)
+async def test_without_a_watch_the_status_is_compared(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: OSError | None,
+) -> None:
+    """None: the watcher's own error type, which it raises at the limit of inotify instances."""
+    tries = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise fault or WatchfilesRustInternalError("Too many open files (os error 24)")
+
+    monkeypatch.setattr("epp.endpoints.file_source.awatch", refuse)
+    (tmp_path / "endpoints.yaml").write_text(text_of("a"))
+    followed = Followed(tmp_path / "endpoints.yaml")
+    async with running(followed.source.run()):
+        await followed.changes.until(lambda items: items == [("upsert", "a:8000")])
+        for pod in ("b", "c"):
+            (tmp_path / "endpoints.yaml").write_text(text_of("a", pod))
+            await followed.changes.until(lambda items, pod=pod: ("upsert", f"{pod}:8000") in items)  # type: ignore[misc]
+    assert tries > 1
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1, "once, not at every check"
+    assert str(tmp_path) in warnings[0]
+
+
+async def test_a_path_through_a_file_is_waited_for(tmp_path: Path) -> None:
+    """NotADirectoryError from the real watcher; it becomes a directory later."""
+    (tmp_path / "x").write_text("")
+    followed = Followed(tmp_path / "x" / "y" / "endpoints.yaml")
+    async with running(followed.source.run()) as task:
+        await followed.errors.until(bool)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(task), 2 * CHECK_INTERVAL_S)
+        assert not task.done()
+        (tmp_path / "x").unlink()
+        (tmp_path / "x" / "y").mkdir(parents=True)
+        (tmp_path / "x" / "y" / "endpoints.yaml").write_text(text_of("a"))
+        await followed.changes.until(lambda items: items == [("upsert", "a:8000")])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from epp.config import parse_config
+from epp.config import load_config, parse_config
 from epp.core.disagg import DisaggProfileHandler, SingleProfileHandler
 from epp.core.errors import ConfigError
 from epp.plugins.scorers import PrefixCacheScorer, TierWeights
+from tests.unit.sidecar.hostile_yaml import HOSTILE
 
 BASE = """
 apiVersion: llm-d.ai/v1alpha1
@@ -135,3 +138,74 @@ def test_a_consumer_without_its_producer_is_refused() -> None:
 def test_not_a_document(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_config(text)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_yaml_is_a_config_error_that_names_the_file(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^c\.yaml: "):
+        parse_config(text, "c.yaml")
+
+
+def test_a_key_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="key 'kind' twice"):
+        parse_config(BASE + "kind: EndpointPickerConfig\n")
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(ConfigError, match=r"c\.yaml: not UTF-8"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "absent.yaml")
+    path.write_text(BASE)
+    assert load_config(path) == parse_config(BASE)
+
+
+def with_parameters(type_name: str, parameters: str) -> str:
+    """BASE with a plugin of this type and these parameters, which no profile uses."""
+    return BASE.replace("plugins:\n", f"plugins:\n- {{type: {type_name}, name: x, {parameters}}}\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "field", "bad", "good"),
+    [
+        ("max-score-picker", "maxNumOfEndpoints", ["0", "-1", "true", "1.5", "null"], ["1", "64"]),
+        ("active-request-scorer", "idleThreshold", ["-1", "true"], ["0", "7"]),
+        ("active-request-scorer", "maxBusyScore", ["-0.1", "1.1", ".nan", ".inf", "true"], ["0", "0.5", "1"]),
+        ("prefix-cache-scorer", "matchLengthWeight", ["-0.1", "1.1", ".nan", "-.inf", "yes"], ["0", "1.0"]),
+        ("prefix-cache-scorer", "matchLengthScaleTokens", ["0", "-1", "1" + "0" * 40], ["1"]),
+        ("prefix-based-pd-decider", "nonCachedTokens", ["-1", "true", "1" + "0" * 40], ["0", "16"]),
+        ("prefix-based-pd-decider", "promptTokens", ["-1", "'1'"], ["0", "16"]),
+    ],
+)
+def test_values_that_would_fail_every_request(
+    type_name: str, field: str, bad: list[str], good: list[str]
+) -> None:
+    for value in bad:
+        with pytest.raises(ConfigError, match=rf"plugins\[0\] \(x\)\.parameters: {field}: "):
+            parse_config(with_parameters(type_name, f"parameters: {{{field}: {value}}}"))
+    for value in good:
+        parse_config(with_parameters(type_name, f"parameters: {{{field}: {value}}}"))
+
+
+@pytest.mark.parametrize("weight", ["-1", ".nan", ".inf", "1e300", "true", "'2'", "null"])
+def test_weights_are_finite_and_not_negative(weight: str) -> None:
+    profile = BASE.replace("weight: 3}", f"weight: {weight}}}")
+    with pytest.raises(ConfigError, match=r"schedulingProfiles\.0\.plugins\.0\.weight: "):
+        parse_config(profile)
+    backend = BASE.replace("name: cpu, weight: 0.4", f"name: cpu, weight: {weight}")
+    assert backend != BASE
+    with pytest.raises(ConfigError, match=r"kvCacheBackendConfigs\.1\.weight: "):
+        parse_config(backend)
+    assert profile != BASE
+    parse_config(BASE.replace("weight: 3}", "weight: 0}"))
+
+
+def test_a_plugin_twice_in_a_profile_is_refused() -> None:
+    twice = BASE + "  - {pluginRef: queue-scorer, weight: 2}\n"
+    with pytest.raises(
+        ConfigError, match=r"schedulingProfiles\[0\] \(default\): queue-scorer is listed twice"
+    ):
+        parse_config(twice)

@@ -11,7 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from engine_plugin import wire
 from epp.core.types import EndpointMetrics, EngineInfo
-from epp.endpoints.metrics_parser import MAX_REFUSED_SERIES, parse_metrics
+from epp.endpoints.metrics_parser import (
+    MAX_LABELS_BYTES,
+    MAX_PAGE_LABELS_BYTES,
+    MAX_REFUSED_SERIES,
+    MAX_SAMPLES,
+    parse_metrics,
+)
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "metrics" / "vllm-0.32-excerpt.txt"
 
@@ -195,6 +201,77 @@ def test_refusals_are_bounded() -> None:
 def test_endless_labels_are_not_read() -> None:
     page = f'vllm:num_requests_waiting{{{"a" * 3_000_000}="x"}} 1\n' + "vllm:num_requests_running 2\n"
     assert read(page) == EndpointMetrics(12.5, None, 2.0)
+
+
+PAGE_BYTES = 4 << 20  # the scraper's limit
+REFUSED = wire.PEER_REFUSED_TOTAL
+WAITING = "vllm:num_requests_waiting"
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{REFUSED}{{{'a' * PAGE_BYTES}}} 1\n",
+        f"{REFUSED}{{{'a' * 2000}}} 1\n",
+        f"{WAITING}{{{'a' * 2000}}} 1\n",
+        f"{REFUSED}{{{'a' * 2000}=}} 1\n",
+        f'{REFUSED}{{a="{chr(92) * 2000}}} 1\n',
+        f"{wire.ENGINE_INFO}{{{'a=,' * 500}}} 1\n",
+        f"{WAITING}{{{'} ' * 1000}\n",
+        f"{WAITING}{{{' ' * 2000}\n",
+        f"{WAITING}{' ' * 2000}\n",
+        f"{WAITING}{{\n",
+        f"{WAITING[:-1]}\n",
+    ],
+    ids=lambda line: f"{line[:60]}..." if len(line) > 60 else line,
+)
+def test_a_hostile_page_of_full_size_is_cheap_and_says_nothing(line: str) -> None:
+    page = line * (PAGE_BYTES // len(line) or 1)
+    result = parse_metrics(page.encode(), scraped_at_s=12.5)
+    assert result.metrics.waiting_requests is None
+    assert result.metrics.info is None
+    assert result.peer_refused == {}
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("labels", ["", '{engine="1"}', '{a="",b="",c="",d=""}'])
+def test_more_samples_than_a_page_may_have_are_no_sum(labels: str) -> None:
+    line = f"{WAITING}{labels} 1\n"
+    assert read(line * (PAGE_BYTES // len(line))).waiting_requests is None
+    assert read(line * MAX_SAMPLES).waiting_requests == MAX_SAMPLES
+    assert read(line * (MAX_SAMPLES + 1)).waiting_requests is None
+    assert read(f'{WAITING}{{engine="7"}} 3\n' + line * MAX_SAMPLES, rank=7).waiting_requests == 3.0
+
+
+def test_labels_are_read_up_to_their_limits() -> None:
+    fill = MAX_LABELS_BYTES - len('engine="0",x=""')
+    fits, over = (f'{WAITING}{{engine="0",x="{"y" * n}"}} 4\n' for n in (fill, fill + 1))
+    other = f'{WAITING}{{engine="1"}} 5\n'
+    assert read(fits + other).waiting_requests == 4.0
+    assert read(over + other, rank=1).waiting_requests == 5.0
+    assert read(over + other, rank=2).waiting_requests is None, "one of them is not known"
+    many = MAX_PAGE_LABELS_BYTES // MAX_LABELS_BYTES
+    assert read(fits * many, rank=2).waiting_requests == 4.0 * many
+    assert read(fits * (many + 1), rank=2).waiting_requests is None
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["rank", 'x="1" rank="0"', "x='1'", 'x="1",,y="2"', '="1"', '0x="1"', 'x="1', 'x="\\"', "x=1", 'x="1"}{'],
+)
+def test_a_malformed_block_is_not_believed(block: str) -> None:
+    labels = ",".join(f'{name}="{text}"' for name, text in INFO_LABELS.items())
+    assert read(f"{wire.ENGINE_INFO}{{{labels}}} 1\n").info is not None
+    assert read(f"{wire.ENGINE_INFO}{{{labels},{block}}} 1\n").info is None
+    assert read(f"{wire.ENGINE_INFO}{{{block},{labels}}} 1\n").info is None
+
+
+def test_blanks_and_a_last_comma_are_allowed() -> None:
+    labels = " , ".join(f'{name} = "{text}"' for name, text in INFO_LABELS.items())
+    assert parse_metrics(f"{wire.ENGINE_INFO}{{ {labels}, }} 1\n".encode(), scraped_at_s=0.0).info_labels == (
+        INFO_LABELS
+    )
 
 
 PIECES = st.sampled_from(

@@ -397,3 +397,17 @@ def test_an_unknown_event_beside_them_changes_nothing_for_the_others(events: lis
     beside = decode(*events, {"type": "Future"})
     assert repr(beside.events) == repr(alone.events)
     assert beside.unknown_events == alone.unknown_events + 1
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_blocks_are_bounded_over_all_events_of_a_batch(positional: bool) -> None:
+    half = list(range(codec.MAX_BATCH_BLOCKS // 2))
+    stored = ["BlockStored", half, None, [], 16] if positional else {**STORED_MAP, "block_hashes": half}
+    removed = ["BlockRemoved", half] if positional else {"type": "BlockRemoved", "block_hashes": half}
+    assert len(decode(stored, removed).events) == 2
+    with pytest.raises(CodecError) as caught:
+        decode(stored, removed, {"type": "BlockRemoved", "block_hashes": [1]})
+    assert caught.value.reason == "size"

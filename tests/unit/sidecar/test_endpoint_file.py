@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from sidecar.endpoint_file import EndpointFileError, load_endpoint_file, parse_endpoint_rows
+from tests.unit.sidecar.hostile_yaml import HOSTILE
 
 _FULL = {
     "pod": "engine-a",
@@ -49,6 +51,11 @@ def test_an_ipv4_mapped_host_is_the_ipv4_host() -> None:
     [
         ({"pod": ""}, "pod"),
         ({"pod": 7}, "pod"),
+        ({"pod": "a\nb ERROR root: forged"}, "pod"),
+        ({"pod": "Engine-A"}, "pod"),
+        ({"pod": "engine/a"}, "pod"),
+        ({"pod": "ä"}, "pod"),
+        ({"pod": "a" * 254}, "pod"),
         ({"host": "engine-a"}, "host"),
         ({"host": "0.0.0.0"}, "host"),
         ({"serving_port": None}, "serving_port"),
@@ -94,3 +101,23 @@ def test_an_empty_pool_is_a_valid_file(tmp_path: Path) -> None:
 def test_a_missing_file_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(EndpointFileError, match=r"absent\.yaml: No such file"):
         load_endpoint_file(tmp_path / "absent.yaml")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_yaml_is_refused_with_the_files_name(text: str) -> None:
+    raw = text.replace("spec", "endpoints").encode("utf-8", "surrogatepass")
+    with pytest.raises(EndpointFileError, match=r"^pool\.yaml: "):
+        parse_endpoint_rows(raw, "pool.yaml")
+
+
+def test_the_longest_pod_name() -> None:
+    (row,) = parse_endpoint_rows(_document({**_FULL, "pod": "a.b-" + "9" * 249}), "f")
+    assert len(row.pod) == 253
+
+
+@pytest.mark.timeout(10)
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pool.yaml")
+    with pytest.raises(EndpointFileError, match=r"pool\.yaml: not a regular file"):
+        load_endpoint_file(tmp_path / "pool.yaml")
