@@ -7,7 +7,7 @@ where the prompt is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +63,3 @@ class DisaggProfileHandler:
         if prefill.winner.endpoint.id == primary.winner.endpoint.id:
             return Placement(primary)
         return Placement(primary, prefill)
-
-
-def profiles_by_name(profiles: Sequence[Profile]) -> Mapping[str, Profile]:
-    return {profile.name: profile for profile in profiles}

@@ -20,13 +20,6 @@ class NoEndpoints(PickerError):
     reason = "rejected-no-endpoints"
 
 
-class ShuttingDown(PickerError):
-    """The picker is draining and takes no new request."""
-
-    status = 503
-    reason = "rejected-shutting-down"
-
-
 class BadRequest(PickerError):
     """The request cannot be parsed. The message never echoes the prompt."""
 
