@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epp.core.events import EventBatch, ReplayNeeded
 from epp.core.types import ClaimState
@@ -250,8 +250,7 @@ class EventStream:
             self.state = ClaimState.LIVE if self._exact else ClaimState.PARTIAL
             return Step(apply=tuple(applied))
         if (applied or replay.progressed) and self._recognisable:
-            more = self._resync("gap")
-            return Step(clear=more.clear, apply=tuple(applied), replay=more.replay)
+            return replace(self._resync("gap"), apply=tuple(applied))
         # the engine says it has no more, yet sent later ones: the hole stays
         self._held_denied = True
         self._failed_replays += 1

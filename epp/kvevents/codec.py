@@ -26,10 +26,11 @@ from epp.core.types import CacheTier, EngineBlockHash
 MAX_PAYLOAD_BYTES: Final = 16 << 20
 MAX_EVENTS: Final = 65_536
 MAX_BLOCKS: Final = 262_144  # in one event
-MAX_BATCH_BLOCKS: Final = 131_072  # in all events of one batch: it is applied in one go, on the loop
+MAX_BATCH_BLOCKS: Final = 131_072  # in all events of one batch
 MAX_TOKENS: Final = 4 << 20  # in one event
 MAX_BLOCK_SIZE_TOKENS: Final = 65_536
 MAX_EXTRA_KEYS: Final = 256  # in one block
+MAX_BATCH_EXTRA_KEYS: Final = 262_144
 MAX_HASH_BYTES: Final = 64
 SEQUENCE_BYTES: Final = 8
 END_OF_REPLAY: Final = b"\xff" * SEQUENCE_BYTES
@@ -208,12 +209,24 @@ def decode_batch(payload: bytes) -> EventBatch:
         wired: Sequence[_Wired | None] = _decode_map_batch(payload).events
     except _BAD_BYTES:  # positional or unknown events, or worse: look at one event after the other
         wired = [_decode_event(bytes(raw), at) for at, raw in enumerate(_raw_events(payload))]
-    blocks = sum([len(w.block_hashes) for w in wired if isinstance(w, _StoredFields | _RemovedFields)])
-    if blocks > MAX_BATCH_BLOCKS:
-        raise CodecError("size", f"batch of {blocks} blocks, limit {MAX_BATCH_BLOCKS}")
+    _check_work(wired)
     decoded = [None if w is None else _event(w, at) for at, w in enumerate(wired)]
     events = tuple([event for event in decoded if event is not None])
     return EventBatch(events, len(decoded) - len(events), digest)
+
+
+def _check_work(wired: Sequence[_Wired | None]) -> None:
+    """Raises CodecError for a batch that would hold up the loop: it is applied in one go."""
+    blocks = extra_keys = 0
+    for event in wired:
+        if isinstance(event, _StoredFields | _RemovedFields):
+            blocks += len(event.block_hashes)
+        if isinstance(event, _StoredFields) and event.extra_keys is not None:
+            extra_keys += sum([len(keys) for keys in event.extra_keys if keys is not None])
+    if blocks > MAX_BATCH_BLOCKS:
+        raise CodecError("size", f"batch of {blocks} blocks, limit {MAX_BATCH_BLOCKS}")
+    if extra_keys > MAX_BATCH_EXTRA_KEYS:
+        raise CodecError("size", f"batch of {extra_keys} extra keys, limit {MAX_BATCH_EXTRA_KEYS}")
 
 
 def _raw_events(payload: bytes) -> list[msgspec.Raw]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pytest
 import zmq
 import zmq.asyncio
 
@@ -43,15 +42,14 @@ def doomed_payload(seq: int) -> bytes:
     return payload(seq, stored(0, 9) if seq == 4 + BURST else removed(60))
 
 
-@pytest.mark.parametrize("has_replay", [True, False])
-async def test_the_last_frames_of_a_dead_engine_are_not_its_successors(new_engine, has_replay: bool) -> None:
+async def test_the_last_frames_of_a_dead_engine_are_not_its_successors(new_engine) -> None:
     doomed_context = zmq.asyncio.Context()
     doomed = Engine(doomed_context)
     doomed.open()
     view = WatchedView()
     manager = KvEventsManager(view, SMALL)
-    view.add_endpoint(A, has_replay=has_replay)
-    manager.add_endpoint(A, doomed.source(has_replay))
+    view.add_endpoint(A, has_replay=True)
+    manager.add_endpoint(A, doomed.source())
     async with running(manager):
         try:
             await doomed.subscribed()
@@ -72,8 +70,7 @@ async def test_the_last_frames_of_a_dead_engine_are_not_its_successors(new_engin
         heir.open()
         await heir.subscribed()
         await view.until(lambda: manager.counters(A).connects == 2)
-        if has_replay:
-            await view.until(lambda: view.state(A) is ClaimState.LIVE)
+        await view.until(lambda: view.state(A) is ClaimState.LIVE)
         assert view.depth(A) == 0
         assert view.stats(A).index.device_blocks == 0
         await heir.publish(stored(0, 3))

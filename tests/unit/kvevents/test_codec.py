@@ -411,3 +411,12 @@ def test_blocks_are_bounded_over_all_events_of_a_batch(positional: bool) -> None
     with pytest.raises(CodecError) as caught:
         decode(stored, removed, {"type": "BlockRemoved", "block_hashes": [1]})
     assert caught.value.reason == "size"
+
+
+def test_extra_keys_are_bounded_over_all_blocks_of_a_batch() -> None:
+    blocks = codec.MAX_BATCH_EXTRA_KEYS // codec.MAX_EXTRA_KEYS
+    full: list[Any] = [[0] * codec.MAX_EXTRA_KEYS] * blocks
+    assert len(decode({**STORED_MAP, "extra_keys": full}).events) == 1
+    with pytest.raises(CodecError) as caught:
+        decode({**STORED_MAP, "extra_keys": full}, {**STORED_MAP, "extra_keys": [None, [1]]})
+    assert caught.value.reason == "size"
