@@ -22,15 +22,10 @@ DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
 
 # reasons in DROPPED_REASON
 REASON_NO_ENDPOINTS: Final = "rejected-no-endpoints"
-REASON_SHUTTING_DOWN: Final = "rejected-shutting-down"
 REASON_TIMED_OUT: Final = "rejected-ttl-expired"
 REASON_TOO_LARGE: Final = "payload-too-large"
 REASON_INTERNAL: Final = "internal"
 REASON_UNSUPPORTED_MODE: Final = "unsupported-body-mode"
-
-# new name first: where both are present it wins
-OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
 MAX_BODY_CHUNK_BYTES: Final = 62_000
 
