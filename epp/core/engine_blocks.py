@@ -114,8 +114,9 @@ class EngineBlocks:
             record.add(tier, 1)
             self._claim(key, tier)
         elif record.key is None:
+            record.add(tier, 1)  # first, so that it cannot be forgotten as a block without copies
+            tally.stored -= 1  # settling counts it
             self._settle(name, record, key, tally)
-            self._add_copy(name, record, key, tier)
         elif record.key == key:
             self._add_copy(name, record, key, tier)
         else:  # one name for two contents: believe the first

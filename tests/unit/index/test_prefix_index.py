@@ -280,6 +280,22 @@ def test_waiting_and_remembered_blocks_are_bounded(index_of: IndexOf) -> None:
     assert index.apply(A, [by_name(0, 7)]).unresolved_blocks == 7
 
 
+def test_nothing_need_be_remembered(index_of: IndexOf) -> None:
+    """A waiting block without copies settles while no block without copies may be kept."""
+    index = index_of(limits=IndexLimits(max_remembered_blocks=0))
+    index.apply(A, [stored(1, 3), removed(1), removed(2)])
+    assert (
+        index.apply(A, [BlockStored(DEVICE, (EngineBlockHash(2),), None, PROMPT[:4], SIZE)]).stored_blocks
+        == 1
+    )
+    index.check_integrity()
+    assert depths(index).blocks == 1
+    index.apply(A, [removed(1)])
+    assert depths(index).blocks == 0
+    assert index.apply(A, [by_name(1, 2)]).unresolved_blocks == 1
+    index.check_integrity()
+
+
 def test_waiting_blocks_are_bounded_in_bytes(index_of: IndexOf) -> None:
     index = index_of(limits=IndexLimits(max_waiting_bytes=4 * SIZE * 3))
     index.apply(A, [stored(1, 10)])
