@@ -172,8 +172,8 @@ cdef class CompiledBlocks:
     cdef int _hold(self, object name, uint64_t key, uint32_t tier) except -1:
         cdef uint64_t word = self.hash.name(name)
         cdef uint8_t *record = map_find(&self.names, word)
-        if record == NULL and self.waiting_records and name in self.waiting_records:
-            self._settle(name, key)
+        if record == NULL and self.waiting_records and word in self.waiting_records:
+            self._settle(word, key)
             record = map_find(&self.names, word)
         elif record == NULL and <Py_ssize_t>self.names.used + len(self.waiting_records) >= self.max_blocks:
             self.counts.skipped += 1
@@ -186,8 +186,8 @@ cdef class CompiledBlocks:
             self.counts.skipped += 1
             return 0
         self.counts.stored += 1
-        if self.children and name in self.children:
-            self._settle_descendants(name, key)
+        if self.children and word in self.children:
+            self._settle_descendants(word, key)
         return 0
 
     cdef int _add_record(self, uint64_t word, uint64_t key, uint32_t tag) except -1:
@@ -234,14 +234,11 @@ cdef class CompiledBlocks:
             waiting = self.waiting_records[name] = _Waiting()
         return waiting
 
-    cdef int _settle(self, object name, uint64_t key) except -1:
+    cdef int _settle(self, uint64_t word, uint64_t key) except -1:
         """A waiting block's content is known now: claim the copies it already has."""
-        cdef _Waiting waiting = self.waiting_records[name]
-        cdef uint64_t word = self.hash.name(name)
+        cdef _Waiting waiting = self.waiting_records[word]
         cdef uint32_t tag = 0, tier
-        self._stop_waiting(name, waiting)
-        if map_find(&self.names, word) != NULL:  # two huge names with one 64-bit form: keep the first
-            return 0
+        self._stop_waiting(word, waiting)
         for tier in (IN_DEVICE, IN_CPU):
             copies = waiting.copies(tier)
             self.counts.stored += copies
@@ -299,9 +296,10 @@ cdef class CompiledBlocks:
             _flush(&self.counts, tally)
 
     cdef int _remove(self, object name, uint32_t tier) except -1:
-        cdef uint8_t *record = map_find(&self.names, self.hash.name(name))
+        cdef uint64_t word = self.hash.name(name)
+        cdef uint8_t *record = map_find(&self.names, word)
         if record == NULL:
-            return self._remove_waiting(name, tier) if self.waiting_records else 0
+            return self._remove_waiting(word, tier) if self.waiting_records else 0
         cdef uint32_t tag = map_tag(record), copies = _copies(tag, tier)
         if not copies:
             return 0

@@ -26,6 +26,9 @@ cdef class _Hash:
     def next_key(self, uint64_t parent, bytes block):
         return block_hash(self.secrets.words, parent, _data(block), PyBytes_GET_SIZE(block))
 
+    def name_of(self, engine_hash):
+        return self.name(engine_hash)
+
     cdef uint64_t name(self, object engine_hash) except? 0:
         """An engine's name as 64 bits: itself where it fits, a keyed hash of it where it does not."""
         try:
@@ -42,6 +45,7 @@ class CompiledHasher(BlockHasher):
         super().__init__(index_seed)
         self.hash = _Hash(index_seed)
         self.next_key = self.hash.next_key
+        self.name = self.hash.name_of
 
     def chain(self, parent, bytes packed, Py_ssize_t block_size_tokens):
         cdef Py_ssize_t block_bytes = block_size_tokens * TOKEN_BYTES, i

@@ -208,9 +208,10 @@ class PythonPrefixIndex:
             if event.group_idx is not None and len(blocks.foreign_groups) < _MAX_FOREIGN_GROUPS:
                 blocks.foreign_groups.add(event.group_idx)
             return
+        names = self._hasher.names(event.hashes)
         if event.token_ids is None or (event.tier is CacheTier.CPU and not event.has_extra_keys):
             # tokens without extra keys cannot tell salted from unsalted content: go by name only
-            for name in event.hashes:
+            for name in names:
                 blocks.hold_by_name(name, event.tier, tally)
             return
         contents = self._contents(blocks, event)
@@ -220,19 +221,19 @@ class PythonPrefixIndex:
         tally.skipped += len(event.hashes) - len(contents)
         parent_key = self._parent_key(known, event)
         if parent_key is None and event.parent is not None:
-            parent = event.parent
-            for name, content in zip(event.hashes, contents, strict=False):
+            parent = self._hasher.name(event.parent)
+            for name, content in zip(names, contents, strict=False):
                 blocks.hold_orphan(name, parent, content, event.tier, tally)
                 parent = name
             return
         assert parent_key is not None
-        for name, content in zip(event.hashes, contents, strict=False):
+        for name, content in zip(names, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
 
     def _parent_key(self, known: _Endpoint, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:
-            return known.blocks.key_of(event.parent)
+            return known.blocks.key_of(self._hasher.name(event.parent))
         first = event.extra_keys[0] if event.extra_keys else None
         salt, _ = split_extra_keys(first, event.lora_name, first_block=True)
         return self._hasher.root(known.model, event.lora_name, salt)
@@ -260,7 +261,7 @@ class PythonPrefixIndex:
         if event.group_idx is not None and event.group_idx in blocks.foreign_groups:
             tally.skipped += len(event.hashes)
             return
-        for name in event.hashes:
+        for name in self._hasher.names(event.hashes):
             blocks.remove(name, event.tier, tally)
 
     # --- reading --------------------------------------------------------------------------------
