@@ -94,6 +94,8 @@ def _encode_extra(key: object, depth: int) -> bytes | None:
 class BlockHasher:
     """Chains block keys under one 128-bit index seed. Stateless apart from the seed."""
 
+    scheme = "xxh3-chain-1"  # name of this way to make keys: keys of two schemes never meet
+
     def __init__(self, index_seed: bytes) -> None:
         """`index_seed`: 16 bytes; random in the first replica, injected by tests and simulator.
 

@@ -174,18 +174,6 @@ def test_an_unknown_extra_key_ends_the_claim(index_of: IndexOf) -> None:
     assert index.apply(A, [by_name(3, 4)]).unresolved_blocks == 1
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "mamba", "unknown", "future"])
-def test_other_groups_prove_nothing_and_cannot_take_away_either(index_of: IndexOf, kind: str) -> None:
-    index = index_of()
-    assert index.apply(A, [stored(kind=kind, group=1)]) == Applied(skipped_blocks=10)
-    assert depths(index).blocks == 0
-    index.apply(A, [stored(group=0)])
-    assert index.apply(A, [removed(0, group=1)]).removed_blocks == 0
-    assert depths(index).blocks == 10
-    index.apply(A, [removed(0, group=0)])
-    assert depths(index).blocks == 0
-
-
 @pytest.mark.parametrize(
     "event",
     [
