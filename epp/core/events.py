@@ -35,6 +35,12 @@ class BlockStored:
     group_kind: str = "full_attention"
     group_idx: int | None = None
 
+    @property
+    def proves_content(self) -> bool:
+        """Whether its tokens may be used. In the CPU tier tokens without extra keys cannot tell salted
+        from unsalted content: there only the blocks' names count."""
+        return self.token_ids is not None and (self.tier is not CacheTier.CPU or self.has_extra_keys)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
@@ -93,7 +99,9 @@ class ReplayNeeded:
 
     from_seq: int
     cleared: bool
-    reason: str  # "first_contact" | "reconnect" | "gap" | "undecodable" | "restart" | "replay_failed"
+    # "first_contact" | "reconnect" | "gap" | "undecodable" | "restart" | "replay_failed" | "snapshot"
+    # | "snapshot_refused"
+    reason: str
 
 
 BatchResult = Applied | Buffered | ReplayNeeded

@@ -34,7 +34,7 @@ from epp.core.hashing import (
     pack_tokens,
     split_extra_keys,
 )
-from epp.core.types import BlockKey, CacheTier
+from epp.core.types import BlockKey, CacheTier, EngineBlockHash
 
 _MAX_FOREIGN_GROUPS = 64  # more groups than any model has; bounds what a hostile engine can add
 _SWEEP_PER_EVENT = 64  # records of cleared endpoints taken out with every event, at least
@@ -101,6 +101,14 @@ class PrefixIndex(Protocol):
 
     def block_size_tokens(self, endpoint: EndpointId) -> int:
         """Learned from the endpoint's events; 0: not yet."""
+        ...
+
+    def key_of(self, endpoint: EndpointId, name: EngineBlockHash) -> BlockKey | None:
+        """Our key of a block of the endpoint, if its content is known. Mutates nothing."""
+        ...
+
+    def stored_keys(self, endpoint: EndpointId, event: BlockStored) -> list[tuple[EngineBlockHash, BlockKey]]:
+        """Under which keys `event` stores its blocks; none where it does not prove them. Mutates nothing."""
         ...
 
     def stats(self, endpoint: EndpointId) -> IndexStats: ...
@@ -208,8 +216,7 @@ class PythonPrefixIndex:
             if event.group_idx is not None and len(blocks.foreign_groups) < _MAX_FOREIGN_GROUPS:
                 blocks.foreign_groups.add(event.group_idx)
             return
-        if event.token_ids is None or (event.tier is CacheTier.CPU and not event.has_extra_keys):
-            # tokens without extra keys cannot tell salted from unsalted content: go by name only
+        if not event.proves_content:
             for name in event.hashes:
                 blocks.hold_by_name(name, event.tier, tally)
             return
@@ -229,6 +236,24 @@ class PythonPrefixIndex:
         for name, content in zip(event.hashes, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
+
+    def key_of(self, endpoint: EndpointId, name: EngineBlockHash) -> BlockKey | None:
+        return self._endpoints[endpoint].blocks.key_of(name)
+
+    def stored_keys(self, endpoint: EndpointId, event: BlockStored) -> list[tuple[EngineBlockHash, BlockKey]]:
+        known = self._endpoints[endpoint]
+        if event.group_kind not in FULL_ATTENTION_KINDS or not event.proves_content:
+            return []
+        if event.block_size_tokens != known.blocks.block_size_tokens:
+            return []
+        contents, key = self._contents(known.blocks, event), self._parent_key(known, event)
+        found: list[tuple[EngineBlockHash, BlockKey]] = []
+        for name, content in zip(event.hashes, contents or (), strict=False):
+            if key is None:
+                break
+            key = self._hasher.next_key(key, content)
+            found.append((name, key))
+        return found
 
     def _parent_key(self, known: _Endpoint, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:

@@ -14,9 +14,9 @@ import zmq.asyncio
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.event_stream import StreamLimits
 from epp.core.events import BatchResult, EventBatch
 from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.stream_step import StreamLimits
 from epp.core.types import PrefixMatch, SchedulingRequest
 from epp.kvevents.codec import END_OF_REPLAY
 from epp.kvevents.link import EventSource, SocketSettings
