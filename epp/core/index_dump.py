@@ -17,7 +17,15 @@ class DumpRefused(ValueError):
 class GroupDump:
     """Blocks of one attention group that is no full-attention group."""
 
-    group_idx: int
+    group_idx: int | None
+    kind: str
+    window_tokens: int
+    block_size_tokens: int
+    refusal: str
+    names: bytes
+    keys: bytes
+    device_copies: bytes
+    cpu_copies: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +41,4 @@ class EndpointDump:
     cpu_copies: bytes
     complete: bool
     groups: tuple[GroupDump, ...] = ()
+    main_group: int | None = None

@@ -1,9 +1,8 @@
 """Asks siblings for a snapshot, once, before this replica's index is made.
 
 The first sibling that has anything gives everything: its seed, and a row an endpoint. All of it takes a
-bounded time and a bounded number of bytes; memory grows with what has arrived, never with what a length
-promises. A snapshot that breaks off is used as far as its rows are whole; one that is malformed is not
-used at all. Whatever goes wrong, the picker starts cold: there is no error here that stops it.
+bounded time. A snapshot that breaks off is used as far as its rows are whole; one that is malformed is
+not used at all. Whatever goes wrong, the picker starts cold: there is no error here that stops it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from epp.siblings import wire
+from epp.siblings.reader import IndexIdentity, ReadLimits, SizeLimit, SnapshotReader, Unfit
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +39,9 @@ class ClientSettings:
     """Bounds."""
 
     connect_s: float = 2.0  # name look-up; connection and handshake
-    idle_s: float = 5.0  # for each read
     total_s: float = 10.0  # for all siblings together
-    max_bytes: int = 1 << 30
     max_addresses: int = 16  # of all names together
-    slice_bytes: int = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class IndexIdentity:
-    """What a snapshot must fit: the key scheme of our index, and its seed where one was given to us."""
-
-    scheme: str
-    seed: bytes | None = field(default=None, repr=False)
+    limits: ReadLimits = field(default_factory=ReadLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +54,6 @@ class Snapshot:
     seed: bytes | None = field(default=None, repr=False)
     rows: tuple[wire.Row, ...] = ()
     received_bytes: int = 0
-
-
-class _Refused(Exception):
-    """The snapshot is of no use to us; the argument is the outcome."""
 
 
 async def fetch_snapshot(
@@ -83,11 +69,11 @@ async def fetch_snapshot(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(settings.total_s):
             for address in await _resolve(siblings, settings):
-                fetching = _Fetching(address, identity, settings)
+                reader = SnapshotReader(identity, settings.limits)
                 try:
-                    found = await fetching.run(context())
+                    found = await _ask(address, context(), reader, settings)
                 except asyncio.CancelledError:  # the time for all of them is over
-                    best = _better(best, fetching.so_far("cut"))
+                    best = _better(best, _so_far("cut", address, reader))
                     raise
                 best = _better(best, found)
                 if best.rows:
@@ -127,93 +113,42 @@ async def _resolve(siblings: Sequence[SiblingAddress], settings: ClientSettings)
     return found[: settings.max_addresses]
 
 
-class _Fetching:
-    """One sibling's answer as far as it has come."""
+async def _ask(
+    address: SiblingAddress, context: ssl.SSLContext, found: SnapshotReader, settings: ClientSettings
+) -> Snapshot:
+    """One sibling; `found` keeps what has come when the time is over."""
+    try:
+        async with asyncio.timeout(settings.connect_s):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=context, server_hostname=address.server_name
+            )
+    except OSError as error:  # TLS and time-out are among them
+        log.warning("snapshot: sibling %s: %s", address, _words(error))
+        return Snapshot("unreachable")
+    try:
+        writer.write(wire.encode_request())
+        await found.read(reader)
+    except wire.FormatError as error:
+        log.warning("snapshot of %s is dropped: %s", address, error)
+        return Snapshot("malformed", str(address))
+    except Unfit as error:
+        log.warning("snapshot of %s is refused: another %s", address, error)
+        return Snapshot(str(error), str(address))
+    except SizeLimit as error:
+        log.warning("snapshot of %s is larger than %s", address, error)
+        return _so_far("size_limit", address, found)
+    except (OSError, asyncio.IncompleteReadError) as error:
+        log.warning("snapshot of %s was cut off: %s", address, _words(error))
+        return _so_far("cut", address, found)
+    finally:
+        writer.transport.abort()
+    return _so_far("complete", address, found)
 
-    def __init__(self, address: SiblingAddress, identity: IndexIdentity, settings: ClientSettings) -> None:
-        self._address = address
-        self._identity = identity
-        self._settings = settings
-        self._seed: bytes | None = None
-        self._rows: list[wire.Row] = []
-        self._received_bytes = 0
 
-    def so_far(self, outcome: str) -> Snapshot:
-        rows = tuple(self._rows)
-        return Snapshot(outcome, str(self._address), self._seed, rows, self._received_bytes)
-
-    async def run(self, context: ssl.SSLContext) -> Snapshot:
-        address, settings = self._address, self._settings
-        try:
-            async with asyncio.timeout(settings.connect_s):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=context, server_hostname=address.server_name
-                )
-        except (OSError, TimeoutError) as error:
-            log.warning("snapshot: sibling %s: %s", address, _words(error))
-            return Snapshot("unreachable")
-        try:
-            writer.write(wire.encode_request())
-            await self._read(reader)
-        except wire.FormatError as error:
-            log.warning("snapshot of %s is dropped: %s", address, error)
-            return Snapshot("malformed", str(address))
-        except _Refused as refusal:
-            return self._refused(str(refusal))
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            log.warning("snapshot of %s was cut off: %s", address, _words(error))
-            return self.so_far("cut" if self._seed is not None else "unreachable")
-        finally:
-            writer.transport.abort()
-        return self.so_far("complete")
-
-    def _refused(self, outcome: str) -> Snapshot:
-        if outcome == "size_limit":
-            log.warning("snapshot of %s is larger than %d bytes", self._address, self._settings.max_bytes)
-            return self.so_far(outcome)
-        log.warning("snapshot of %s is refused: another %s", self._address, outcome)
-        return Snapshot(outcome, str(self._address))
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        hello = await self._header(reader)
-        if isinstance(hello, wire.Refusal):
-            raise _Refused("version")
-        if not isinstance(hello, wire.Hello):
-            raise wire.FormatError("it does not begin with a greeting")
-        if hello.version != wire.VERSION:
-            raise _Refused("version")
-        if hello.scheme != self._identity.scheme:
-            raise _Refused("scheme")
-        if self._identity.seed not in (None, hello.seed):
-            raise _Refused("seed")
-        self._seed = hello.seed
-        while not isinstance(header := await self._header(reader), wire.End):
-            if not isinstance(header, wire.RowHeader):
-                raise wire.FormatError("something else than a row")
-            if len(self._rows) >= hello.endpoints:
-                raise wire.FormatError("more rows than were announced")
-            raw = await self._exactly(reader, header.columns_bytes)
-            self._rows.append(wire.build_row(header, raw, hello.scheme))
-        if header.rows != len(self._rows):
-            raise wire.FormatError("another number of rows than were sent")
-
-    async def _header(self, reader: asyncio.StreamReader) -> wire.Header:
-        length = wire.decode_length(await self._exactly(reader, wire.LENGTH_BYTES))
-        return wire.decode_header(await self._exactly(reader, length))
-
-    async def _exactly(self, reader: asyncio.StreamReader, size: int) -> bytes:
-        """Checks the size limit first; grows with what arrives."""
-        if self._received_bytes + size > self._settings.max_bytes:
-            raise _Refused("size_limit")
-        found = bytearray()
-        while len(found) < size:
-            async with asyncio.timeout(self._settings.idle_s):
-                piece = await reader.read(min(size - len(found), self._settings.slice_bytes))
-            if not piece:
-                raise asyncio.IncompleteReadError(b"", size - len(found))
-            found += piece
-            self._received_bytes += len(piece)
-        return bytes(found)
+def _so_far(outcome: str, address: SiblingAddress, found: SnapshotReader) -> Snapshot:
+    if found.seed is None:  # not even a greeting
+        return Snapshot("unreachable", str(address))
+    return Snapshot(outcome, str(address), found.seed, tuple(found.rows), found.received_bytes)
 
 
 def _words(error: Exception) -> str:

@@ -67,6 +67,7 @@ class ServerCounters:
     failed: int = 0  # by a fault of our own
     sent_bytes: int = 0
     sent_rows: int = 0
+    skipped_rows: int = 0  # of endpoints that do not fit the format
 
 
 class SnapshotServer:
@@ -119,6 +120,11 @@ class SnapshotServer:
                     task = tasks.create_task(self._serve(connection, peer))
                     task.add_done_callback(lambda _: room.release())
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the port back; for a server that never ran. Idempotent."""
+        if self._socket is not None:
             self._socket.close()
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
@@ -173,18 +179,23 @@ class SnapshotServer:
             raise wire.FormatError(f"version {version} is asked for, {wire.VERSION} is spoken")
         async with self._turns:
             rows = await self._send_all(writer)
-        await self._finish(writer)
         self.counters.served += 1
         log.info("snapshot of %d endpoints given to %s", rows, peer)
+        await self._finish(writer)
 
     async def _send_all(self, writer: asyncio.StreamWriter) -> int:
         source, rows = self._source, 0
         hello = wire.Hello(wire.VERSION, source.seed, source.scheme, len(source))
         await self._send(writer, wire.encode_header(hello))
         for row in source.rows():
-            await self._send(writer, wire.encode_header(wire.row_header(row)))
-            for column in wire.columns(row.view.dump):
-                await self._send(writer, column)
+            try:
+                pieces = wire.encode_row(row)
+            except wire.FormatError as error:
+                self.counters.skipped_rows += 1
+                log.warning("snapshot without %s: %s", row.endpoint, error)
+                continue
+            for piece in pieces:
+                await self._send(writer, piece)
             rows += 1
             self.counters.sent_rows += 1
         await self._send(writer, wire.encode_header(wire.End(rows)))

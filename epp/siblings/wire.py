@@ -5,7 +5,8 @@
 
 A header is a length (u32) and that many bytes of msgpack: `Hello` (or `Refusal`), then a `Row` an
 endpoint, then `End`. A row's columns follow it without a gap: engine names (u64 LE), our keys (u64 LE),
-copies on the device (u16 LE), copies in CPU memory (u16 LE). Without `End` the snapshot was cut off.
+copies on the device (u16 LE), copies in CPU memory (u16 LE); then the same four of each of its groups.
+Without `End` the snapshot was cut off.
 
 Whatever bytes come in, the only exception is `FormatError`. Lengths are bounded before they are used.
 It carries the index seed: it must never be sent over anything but mutual TLS, nor written to a log.
@@ -13,6 +14,7 @@ It carries the index seed: it must never be sent over anything but mutual TLS, n
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -22,13 +24,14 @@ import msgspec
 from engine_plugin.identity import EndpointId
 from epp.core.adoption import ExportedView
 from epp.core.hashing import INDEX_SEED_BYTES
-from epp.core.index_dump import EndpointDump
+from epp.core.index_dump import EndpointDump, GroupDump
 from epp.core.stream_position import MAX_OVERLAP_BATCHES, StreamPosition
 
 VERSION: Final = 1
-MAX_HEADER_BYTES: Final = 64 << 10
+MAX_HEADER_BYTES: Final = 1 << 20
 MAX_RECORDS: Final = 1 << 24  # in one row
 MAX_ROWS: Final = 16_384
+MAX_GROUPS: Final = 128  # in one row
 RECORD_BYTES: Final = 20
 _MAGIC: Final = b"kvpull-snapshot\n"
 _REQUEST: Final = struct.Struct(f">{len(_MAGIC)}sH")
@@ -38,6 +41,8 @@ LENGTH_BYTES: Final = _LENGTH.size
 
 _Text = Annotated[str, msgspec.Meta(max_length=1_024)]
 _Word = Annotated[int, msgspec.Meta(ge=0)]  # msgpack itself bounds integers to 64 bits
+_BlockSize = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
+_Records = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS)]
 _Rows = Annotated[int, msgspec.Meta(ge=0, le=MAX_ROWS)]
 
 
@@ -64,6 +69,17 @@ class Refusal(msgspec.Struct, tag="refusal", frozen=True):
     reason: _Text
 
 
+class GroupHeader(msgspec.Struct, array_like=True, frozen=True):
+    """One attention group of an endpoint, besides the full-attention one."""
+
+    group_idx: int | None
+    kind: _Text
+    window_tokens: _Word
+    block_size: _BlockSize
+    refusal: _Text
+    records: _Records
+
+
 class RowHeader(msgspec.Struct, tag="row", frozen=True):
     """One endpoint; `records` is the length of each of its columns."""
 
@@ -75,13 +91,15 @@ class RowHeader(msgspec.Struct, tag="row", frozen=True):
     exact: bool
     digests: Annotated[list[_Word], msgspec.Meta(min_length=1, max_length=MAX_OVERLAP_BATCHES)]
     model: _Text
-    block_size: Annotated[int, msgspec.Meta(ge=0, le=65_536)]
-    records: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS)]
+    block_size: _BlockSize
+    records: _Records
     complete: bool
+    main_group: int | None = None
+    groups: Annotated[list[GroupHeader], msgspec.Meta(max_length=MAX_GROUPS)] = []
 
     @property
     def columns_bytes(self) -> int:
-        return self.records * RECORD_BYTES
+        return RECORD_BYTES * (self.records + sum(group.records for group in self.groups))
 
 
 class End(msgspec.Struct, tag="end", frozen=True):
@@ -148,6 +166,26 @@ def decode_header(raw: bytes) -> Header:
     return header
 
 
+def encode_row(row: Row) -> list[bytes]:
+    """The header and the columns, in the order in which they travel.
+
+    Raises:
+        FormatError: it has something that no sibling would take; better no row than no snapshot.
+    """
+    header = encode_header(row_header(row))
+    decode_length(header[:LENGTH_BYTES])
+    decode_header(header[LENGTH_BYTES:])
+    dump = row.view.dump
+    pieces = [header, *_columns(dump)]
+    for group in dump.groups:
+        pieces += _columns(group)
+    return pieces
+
+
+def _columns(dump: EndpointDump | GroupDump) -> tuple[bytes, bytes, bytes, bytes]:
+    return dump.names, dump.keys, dump.device_copies, dump.cpu_copies
+
+
 def row_header(row: Row) -> RowHeader:
     position, dump = row.view.position, row.view.dump
     return RowHeader(
@@ -160,14 +198,25 @@ def row_header(row: Row) -> RowHeader:
         digests=list(position.digests),
         model=dump.model,
         block_size=dump.block_size_tokens,
-        records=len(dump.names) // 8,
+        records=_records(dump),
         complete=dump.complete,
+        main_group=dump.main_group,
+        groups=[
+            GroupHeader(
+                group.group_idx,
+                group.kind,
+                group.window_tokens,
+                group.block_size_tokens,
+                group.refusal,
+                _records(group),
+            )
+            for group in dump.groups
+        ],
     )
 
 
-def columns(dump: EndpointDump) -> tuple[bytes, bytes, bytes, bytes]:
-    """In the order in which they travel."""
-    return dump.names, dump.keys, dump.device_copies, dump.cpu_copies
+def _records(dump: EndpointDump | GroupDump) -> int:
+    return len(dump.names) // 8
 
 
 def build_row(header: RowHeader, raw: bytes, scheme: str) -> Row:
@@ -175,18 +224,32 @@ def build_row(header: RowHeader, raw: bytes, scheme: str) -> Row:
     found out by the index and the engine."""
     if len(raw) != header.columns_bytes:
         raise FormatError("columns have another length than their header says")
-    count, view = header.records, memoryview(raw)
+    names, keys, device_copies, cpu_copies = _split(raw, 0, header.records)
+    groups, at = list[GroupDump](), header.records
+    for group in header.groups:
+        shape = group.group_idx, group.kind, group.window_tokens, group.block_size, group.refusal
+        groups.append(GroupDump(*shape, *_split(raw, at, group.records)))
+        at += group.records
     dump = EndpointDump(
         scheme=scheme,
         model=header.model,
         block_size_tokens=header.block_size,
-        names=bytes(view[: 8 * count]),
-        keys=bytes(view[8 * count : 16 * count]),
-        device_copies=bytes(view[16 * count : 18 * count]),
-        cpu_copies=bytes(view[18 * count :]),
+        names=names,
+        keys=keys,
+        device_copies=device_copies,
+        cpu_copies=cpu_copies,
         complete=header.complete,
-        groups=(),
+        groups=tuple(groups),
+        main_group=header.main_group,
     )
     position = StreamPosition(header.next_seq, header.exact, tuple(header.digests))
     endpoint = EndpointId(header.pod, header.rank)
     return Row(endpoint, header.host, header.events_port, ExportedView(position, dump))
+
+
+def _split(raw: bytes, before: int, count: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Four columns of `count` records, which lie behind `before` others."""
+    at = before * RECORD_BYTES
+    ends = [at, at + 8 * count, at + 16 * count, at + 18 * count, at + RECORD_BYTES * count]
+    names, keys, device, cpu = (raw[start:end] for start, end in itertools.pairwise(ends))
+    return names, keys, device, cpu

@@ -1,0 +1,20 @@
+"""Certificates of one test session: making keys takes a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.siblings.certificates import Authority
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def certificates(authority: Authority, tmp_path: Path) -> Path:
+    """A directory with what a replica needs."""
+    return authority.issue(tmp_path / "tls")
