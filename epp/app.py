@@ -22,11 +22,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from engine_plugin.identity import EndpointId
+from epp import key_files
 from epp.config import EppConfig, load_config
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
-from epp.core.hashing import INDEX_SEED_BYTES
 from epp.core.index_choice import IndexChoice, choose_index
 from epp.debug import build_debug_app
 from epp.director import Director
@@ -46,7 +46,6 @@ from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, St
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.thresholds.directory_source import DirectoryThresholds, ThresholdState
 from sidecar.endpoint_file import EndpointRow
-from sidecar.routing_auth import load_routing_key
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ async def _run(arguments: argparse.Namespace, config: EppConfig) -> None:
     choice = choose_index()
     log.info("prefix index: %s %s", choice.implementation, choice.reason)
     replicas = Replicas(_replica_settings(arguments))
-    seed = await replicas.take_seed(_index_seed(arguments.index_seed_file), choice.scheme)
+    seed = await replicas.take_seed(key_files.index_seed(arguments.index_seed_file), choice.scheme)
     await _App(arguments, config, choice, seed, replicas).run()
 
 
@@ -107,7 +106,8 @@ class _App:
         staleness_s = arguments.metrics_staleness_threshold
         self._replicas = replicas
         self._picker = EndpointPicker(
-            replace(config.settings, metrics_staleness_s=staleness_s), CacheView(choice.make(seed))
+            replace(config.settings, metrics_staleness_s=staleness_s),
+            CacheView(choice.make(seed), salt_key=key_files.salt_key(arguments.salt_key_file)),
         )
         self._refusals = PeerRefusals()
         self._parts = self._build_parts(config)
@@ -117,7 +117,7 @@ class _App:
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
-            routing_key=_routing_key(arguments.routing_key_file),
+            routing_key=key_files.routing_key(arguments.routing_key_file),
         )
         self._server = ExtProcServer(
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
@@ -233,7 +233,10 @@ class _App:
     async def _start_debug(self) -> web.AppRunner:
         arguments = self._arguments
         app = build_debug_app(
-            self._picker, self._registry, self._threshold_state, _token(arguments.debug_token_file)
+            self._picker,
+            self._registry,
+            self._threshold_state,
+            key_files.debug_token(arguments.debug_token_file),
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -289,31 +292,6 @@ def _tokeniser(directory: str | Path | None, budget_s: float) -> LocalTokeniser 
     return LocalTokeniser(LocalTokenizer.load(Path(directory)), budget_s=budget_s)
 
 
-def _read(path: Path, flag: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    token = _read(path, "--debug-token-file").decode("utf-8", "replace").strip()
-    if not token:
-        raise ConfigError(f"--debug-token-file {path}: is empty")
-    return token
-
-
-def _routing_key(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return load_routing_key(_read(path, "--routing-key-file"))
-    except ValueError as error:
-        raise ConfigError(f"--routing-key-file {path}: {error}") from error
-
-
 def _replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
     name: str | None = arguments.sibling_server_name
     return ReplicaSettings(
@@ -325,16 +303,3 @@ def _replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
             total_s=arguments.snapshot_timeout, limits=ReadLimits(arguments.snapshot_max_bytes)
         ),
     )
-
-
-def _index_seed(path: Path | None) -> bytes | None:
-    """None: none is given."""
-    if path is None:
-        return None
-    try:
-        seed = bytes.fromhex(_read(path, "--index-seed-file").decode("ascii", "replace").strip())
-    except ValueError as error:
-        raise ConfigError(f"--index-seed-file {path}: not hex digits") from error
-    if len(seed) != INDEX_SEED_BYTES:
-        raise ConfigError(f"--index-seed-file {path}: {len(seed)} bytes, {INDEX_SEED_BYTES} are needed")
-    return seed

@@ -92,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     epp.add_argument("--routing-key-file", type=Path, help="key that signs routing headers for the sidecars")
     epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: a sibling's, else random")
+    epp.add_argument(
+        "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
+    )
     _add_snapshots(epp)
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")

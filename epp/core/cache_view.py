@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from engine_plugin.identity import EndpointId
+from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
 from epp.core.event_stream import EventStream
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
@@ -82,8 +83,13 @@ class CacheView:
     """Owns the index and one `EventStream` an endpoint. Calls for endpoints that were not added are
     harmless (events may still be on their way when one leaves): they change and claim nothing."""
 
-    def __init__(self, index: PrefixIndex, limits: StreamLimits | None = None) -> None:
+    def __init__(
+        self, index: PrefixIndex, limits: StreamLimits | None = None, salt_key: bytes | None = None
+    ) -> None:
+        """`salt_key`: the pool's, where engines publish salts as keyed digests (`engine_plugin.salt`);
+        salts that other engines publish in clear go on matching."""
         self._index = index
+        self._salt_key = salt_key
         self._limits = limits or StreamLimits()
         self._views: dict[EndpointId, _View] = {}
 
@@ -258,11 +264,15 @@ class CacheView:
     def _depths(self, request: SchedulingRequest, endpoints: list[EndpointId]) -> dict[EndpointId, Depths]:
         if request.token_ids is None or not endpoints:
             return {}
-        query = PrefixQuery(request.token_ids, request.lora_name, request.cache_salt)
+        forms = salt_forms(self._salt_key, request.cache_salt)
+        queries = [PrefixQuery(request.token_ids, request.lora_name, salt) for salt in forms]
         try:
-            return self._index.depths(query, endpoints)
+            found, *others = [self._index.depths(query, endpoints) for query in queries]
         except InvalidTokens:  # ids that no engine could have: missing cache data is "no match"
             return {}
+        for other in others:  # an engine publishes in one form; the other one finds nothing there
+            found = {endpoint: _deeper(depths, other[endpoint]) for endpoint, depths in found.items()}
+        return found
 
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
@@ -280,6 +290,14 @@ class CacheView:
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
         )
+
+
+def _deeper(one: Depths, other: Depths) -> Depths:
+    return Depths(
+        max(one.blocks, other.blocks),
+        max(one.device_blocks, other.device_blocks),
+        max(one.cpu_blocks, other.cpu_blocks),
+    )
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:
