@@ -45,9 +45,7 @@ class ExportedView:
 class KeyedBlocks(Protocol):
     """What the check reads of the index."""
 
-    def stored_keys(
-        self, endpoint: EndpointId, event: BlockStored
-    ) -> list[tuple[EngineBlockHash, BlockKey]]: ...
+    def stored_keys(self, endpoint: EndpointId, event: BlockStored) -> list[BlockKey]: ...
 
     def key_of(self, endpoint: EndpointId, name: EngineBlockHash) -> BlockKey | None: ...
 
@@ -87,7 +85,7 @@ class Overlap:
     def _is_denied(
         self, index: KeyedBlocks, endpoint: EndpointId, event: BlockStored, gone: set[EngineBlockHash]
     ) -> bool:
-        for name, key in index.stored_keys(endpoint, event):
+        for name, key in zip(event.hashes, index.stored_keys(endpoint, event), strict=False):
             known = index.key_of(endpoint, name)
             if known is None:
                 if self._complete and name not in gone:

@@ -90,9 +90,8 @@ NewView = Callable[..., CacheView]
 @pytest.fixture
 def new_view(make_index: IndexMaker) -> NewView:
     def make(has_replay: bool = True, seed: bytes = SEED) -> CacheView:
-        from tests.unit.index.dumping import DumpingIndex
 
-        view = CacheView(DumpingIndex(seed), StreamLimits(failed_replays=3))
+        view = CacheView(make_index(seed), StreamLimits(failed_replays=3))
         view.add_endpoint(A, has_replay)
         return view
 
@@ -292,7 +291,7 @@ def test_altered_content_is_refused_by_what_the_engine_repeats(new_view: NewView
     engine = root_engine()
     exported = export_of(new_view(), engine)
     raw = bytearray(getattr(exported.dump, column))
-    raw[7 * 8] ^= 1
+    raw[7 * 8 + 6] ^= 1
     view = new_view()
     view.adopt(A, replace(exported, dump=replace(exported.dump, **{column: bytes(raw)})))
     engine.connect(view)
