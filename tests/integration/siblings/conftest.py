@@ -1,4 +1,4 @@
-"""Certificates of one test session: making keys takes a moment."""
+"""Certificates (of one authority: making keys takes a moment) and engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.kvevents.conftest import new_engine as new_engine
 from tests.integration.siblings.certificates import Authority
 
 
