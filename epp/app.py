@@ -105,6 +105,7 @@ class _App:
         self._arguments = arguments
         staleness_s = arguments.metrics_staleness_threshold
         self._replicas = replicas
+        self._metrics_port = 0  # until it is bound
         self._picker = EndpointPicker(
             replace(config.settings, metrics_staleness_s=staleness_s),
             CacheView(choice.make(seed), salt_key=key_files.salt_key(arguments.salt_key_file)),
@@ -247,13 +248,21 @@ class _App:
             raise ConfigError(
                 f"metrics port {arguments.listen_host}:{arguments.metrics_port}: {error.strerror}"
             ) from error
+        self._metrics_port = int(runner.addresses[0][1])
         return runner
 
     async def _report_ready(self) -> None:
         await self._parts.endpoints.loaded.wait()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
-            line = {"ready": True, "grpc_port": self._server.port, "health_port": self._server.health_port}
+            given = self._replicas.server
+            line = {
+                "ready": True,
+                "grpc_port": self._server.port,
+                "health_port": self._server.health_port,
+                "metrics_port": self._metrics_port,
+                "snapshot_port": None if given is None else given.port,
+            }
             with os.fdopen(self._arguments.ready_fd, "w") as pipe:
                 pipe.write(json.dumps(line) + "\n")
 
