@@ -142,7 +142,7 @@ def check_dump(dump: EndpointDump, scheme: str, model: str, limits: IndexLimits)
     _require(dump.model == model, "model")
     _check_columns(dump)
     _require(0 <= dump.block_size_tokens < MAX_BLOCK_SIZE_TOKENS, "block_size")
-    _require(bool(dump.block_size_tokens) or not (dump.names or dump.groups), "block_size")
+    _require(dump.block_size_tokens or not dump.names, "block_size")
     _require(dump.blocks <= limits.max_blocks, "limits")
     _require(len(dump.groups) <= MAX_GROUPS + 1, "limits")
     held = 0
@@ -183,6 +183,7 @@ def restore_groups(groups: WindowGroups, dump: EndpointDump) -> None:
     for group in dump.groups:
         number = group.group_idx
         shape = group.kind, group.window_tokens, group.block_size_tokens, group.refusal
+        _require(group.refusal or number != dump.main_group, "group")
         _require(groups.put_group(number, *shape), "group")
         for name, key, device, cpu in _records(group, 0, len(group.names) // NAME_BYTES):
             _require(device or cpu, "copies")

@@ -279,7 +279,11 @@ class WindowGroups:
             kind in FULL_ATTENTION_KINDS
             or (kind in SLIDING_WINDOW_KINDS and 0 < window_tokens <= MAX_WINDOW_TOKENS)
         )
-        if number in self._groups or (not plain if not refusal else refusal not in REFUSALS):
+        if (
+            number in self._groups
+            or block_size_tokens < 0
+            or (not plain if not refusal else refusal not in REFUSALS)
+        ):
             return False
         self._groups[number] = _Group(kind, window_tokens, block_size_tokens, refusal)
         self._weigh()
