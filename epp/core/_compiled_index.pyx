@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memset
 
 import hashlib
 import sys
+from math import gcd
 
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
 from epp.core.byte_budget import WAITING_BYTES
