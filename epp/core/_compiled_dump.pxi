@@ -37,6 +37,14 @@ cdef void _write(RecordColumns *to, Py_ssize_t i, uint64_t name, uint64_t key, u
     _put_le(to.cpu + 2 * i, cpu, 2)
 
 
+cdef Py_ssize_t _scatter(Py_ssize_t count):
+    """A step that visits all of `count` places, each far from the one before."""
+    cdef Py_ssize_t step = max(1, <Py_ssize_t>(count * 0.6180339887))
+    while gcd(step, count) > 1:
+        step += 1
+    return step
+
+
 cdef class _Dumping:
     """Reads and fills the records of one endpoint in one go."""
 
@@ -55,7 +63,9 @@ cdef class _Dumping:
         return min(all_, MAX_COPIES)
 
     cdef columns(self):
-        cdef Py_ssize_t count = self.blocks.names.used, at = 0
+        cdef Py_ssize_t count = self.blocks.names.used, at = 0, place = 0
+        # in the map's own order they would pile up in the map of whoever restores them: 6 us a block
+        cdef Py_ssize_t held = count - self.blocks.remembered_count, step = _scatter(held)
         cdef bytes names = PyBytes_FromStringAndSize(NULL, 8 * count)
         cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * count)
         cdef bytes device = PyBytes_FromStringAndSize(NULL, 2 * count)
@@ -69,10 +79,11 @@ cdef class _Dumping:
             tag, name = map_tag(record), load_u64(record)
             if not tag & REMEMBERED:
                 _write(
-                    &to, at, name, _key(record),
+                    &to, place, name, _key(record),
                     self.copies(name, tag, IN_DEVICE), self.copies(name, tag, IN_CPU),
                 )
                 at += 1
+                place = (place + step) % held
             record = map_next(&self.blocks.names, &cursor)
         while node != NOWHERE:
             name = self.blocks.nodes[node].name

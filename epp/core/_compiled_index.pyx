@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memset
 
 import hashlib
 import sys
+from math import gcd
 
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
 from epp.core.byte_budget import WAITING_BYTES
@@ -224,6 +225,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
     """The reference with compiled storage, hash, common events and query."""
 
     implementation = "compiled"
+    scheme = CompiledHasher.scheme
 
     def __init__(self, index_seed, limits=None):
         super().__init__(index_seed, limits)

@@ -11,13 +11,17 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_plugin.identity import EndpointId
-from epp.core.event_stream import EventStream, Step, StreamLimits
+from engine_plugin.salt import salt_forms
+from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
+from epp.core.event_stream import EventStream
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
 from epp.core.hashing import InvalidTokens
+from epp.core.index_dump import DumpRefused
 from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
+from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
 
 _NO_DEPTHS = Depths()
@@ -43,6 +47,8 @@ class ViewCounters:
     replays: int = 0  # asked for, with whatever reason
     failed_replays: int = 0
     clears: int = 0
+    snapshots_confirmed: int = 0  # a sibling's view that the engine's replay agreed with
+    snapshots_refused: int = 0  # a sibling's view that was dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +76,20 @@ class _View:
     stream: EventStream
     counters: ViewCounters = field(default_factory=ViewCounters)
     last_event_s: float | None = None
+    overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
 
 
 class CacheView:
     """Owns the index and one `EventStream` an endpoint. Calls for endpoints that were not added are
     harmless (events may still be on their way when one leaves): they change and claim nothing."""
 
-    def __init__(self, index: PrefixIndex, limits: StreamLimits | None = None) -> None:
+    def __init__(
+        self, index: PrefixIndex, limits: StreamLimits | None = None, salt_key: bytes | None = None
+    ) -> None:
+        """`salt_key`: the pool's, where engines publish salts as keyed digests (`engine_plugin.salt`);
+        salts that other engines publish in clear go on matching."""
         self._index = index
+        self._salt_key = salt_key
         self._limits = limits or StreamLimits()
         self._views: dict[EndpointId, _View] = {}
 
@@ -125,6 +137,10 @@ class CacheView:
             counters.unknown_events += batch.unknown_events
         if replayed:
             counters.replayed_batches += 1
+            if view.overlap is not None:
+                return self._perform(
+                    endpoint, view, self._on_overlap(endpoint, view, view.overlap, seq, batch)
+                )
             return self._perform(endpoint, view, view.stream.on_replayed(seq, batch))
         counters.live_batches += 1
         return self._perform(endpoint, view, view.stream.on_live(seq, batch))
@@ -142,6 +158,9 @@ class CacheView:
         counters = view.counters
         if step.clear:
             counters.clears += 1
+            if view.overlap is not None:
+                counters.snapshots_refused += 1
+                view.overlap = None
             self._index.clear(endpoint)
         applied = self._apply(endpoint, view, step)
         if step.replay is not None:
@@ -169,6 +188,51 @@ class CacheView:
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
+
+    # --- views of siblings ----------------------------------------------------------------------
+
+    def export(self, endpoint: EndpointId) -> ExportedView | None:
+        """What a sibling can take over; None without a claim, or where no engine could confirm it."""
+        view = self._views.get(endpoint)
+        position = None if view is None else view.stream.position
+        return None if position is None else ExportedView(position, self._index.dump(endpoint))
+
+    def adopt(self, endpoint: EndpointId, exported: ExportedView) -> None:
+        """Take over a sibling's view of an endpoint that was just added. It claims nothing until the
+        engine's replay has confirmed it, and is dropped if the replay does not.
+
+        Raises:
+            AdoptionRefused: nothing was taken over; the endpoint's life goes on as without.
+        """
+        view = self._views.get(endpoint)
+        if view is None:
+            raise AdoptionRefused("unknown_endpoint")
+        if not exported.position.is_sound:
+            raise AdoptionRefused("position")
+        if not view.stream.can_adopt:
+            raise AdoptionRefused("started")
+        try:
+            self._index.restore(endpoint, exported.dump)
+        except DumpRefused as error:
+            raise AdoptionRefused(error.reason) from error
+        complete = exported.dump.complete
+        view.stream.adopt(replace(exported.position, exact=exported.position.exact and complete))
+        view.overlap = Overlap(complete)
+
+    def _on_overlap(
+        self, endpoint: EndpointId, view: _View, overlap: Overlap, seq: int, batch: EventBatch | None
+    ) -> Step:
+        stream = view.stream
+        if batch is not None and stream.next_seq is not None and seq < stream.next_seq:
+            overlap.hear(seq, batch)
+        step = stream.on_replayed(seq, batch)
+        if stream.unconfirmed or step.clear:
+            return step
+        if overlap.contradicts(self._index, endpoint):
+            return stream.refuse_adopted()
+        view.overlap = None
+        view.counters.snapshots_confirmed += 1
+        return step
 
     # --- what the picker asks -------------------------------------------------------------------
 
@@ -200,11 +264,15 @@ class CacheView:
     def _depths(self, request: SchedulingRequest, endpoints: list[EndpointId]) -> dict[EndpointId, Depths]:
         if request.token_ids is None or not endpoints:
             return {}
-        query = PrefixQuery(request.token_ids, request.lora_name, request.cache_salt)
+        forms = salt_forms(self._salt_key, request.cache_salt)
+        queries = [PrefixQuery(request.token_ids, request.lora_name, salt) for salt in forms]
         try:
-            return self._index.depths(query, endpoints)
+            found, *others = [self._index.depths(query, endpoints) for query in queries]
         except InvalidTokens:  # ids that no engine could have: missing cache data is "no match"
             return {}
+        for other in others:  # an engine publishes in one form; the other one finds nothing there
+            found = {endpoint: _deeper(depths, other[endpoint]) for endpoint, depths in found.items()}
+        return found
 
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
@@ -222,6 +290,14 @@ class CacheView:
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
         )
+
+
+def _deeper(one: Depths, other: Depths) -> Depths:
+    return Depths(
+        max(one.blocks, other.blocks),
+        max(one.device_blocks, other.device_blocks),
+        max(one.cpu_blocks, other.cpu_blocks),
+    )
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:

@@ -99,7 +99,9 @@ class ReplayNeeded:
 
     from_seq: int
     cleared: bool
-    reason: str  # "first_contact" | "reconnect" | "gap" | "undecodable" | "restart" | "replay_failed"
+    # "first_contact" | "reconnect" | "gap" | "undecodable" | "restart" | "replay_failed" | "snapshot"
+    # | "snapshot_refused"
+    reason: str
 
 
 BatchResult = Applied | Buffered | ReplayNeeded

@@ -28,6 +28,22 @@ def is_of_main_group(blocks: EngineBlocks, event: BlockStored) -> bool:
     return True
 
 
+def keys_in_main_group(
+    blocks: EngineBlocks, event: BlockStored, hasher: BlockHasher, parent_key: BlockKey | None
+) -> list[BlockKey]:
+    """Under which keys a store puts its blocks into the endpoint's records, as far as it proves them."""
+    in_main_group = event.group_kind in FULL_ATTENTION_KINDS and event.group_idx == blocks.main_group
+    if not in_main_group or event.block_size_tokens != blocks.block_size_tokens or not proves_content(event):
+        return []
+    keys: list[BlockKey] = []
+    for content in contents_of(event) or ():
+        if parent_key is None:
+            break
+        parent_key = hasher.next_key(parent_key, content)
+        keys.append(parent_key)
+    return keys
+
+
 def is_removed_from_main_group(blocks: EngineBlocks, event: BlockRemoved) -> bool:
     """Removals name no kind. A number that was never heard of is another group's, unless the engine's
     stores have no numbers."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine_plugin.identity import EndpointId
-from epp.core.events import Applied, Event
+from epp.core.events import Applied, BlockStored, Event
 from epp.core.index_dump import EndpointDump
 from epp.core.types import BlockKey, EngineBlockHash
 
@@ -83,6 +83,14 @@ class PrefixIndex(Protocol):
 
     def unsupported(self, endpoint: EndpointId) -> str:
         """Why the endpoint can make no claim whatever it holds (`window_groups`); empty: it can."""
+        ...
+
+    def key_of(self, endpoint: EndpointId, name: EngineBlockHash) -> BlockKey | None:
+        """Our key of a block of the endpoint's main group, if its content is known."""
+        ...
+
+    def stored_keys(self, endpoint: EndpointId, event: BlockStored) -> list[BlockKey]:
+        """Under which keys `event` stores its blocks, as far as it proves them; mutates nothing."""
         ...
 
     def names_of_sample(self, endpoint: EndpointId) -> dict[BlockKey, EngineBlockHash]:

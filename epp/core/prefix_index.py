@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine_plugin.identity import EndpointId
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, BlockTable, require
@@ -25,7 +25,12 @@ from epp.core.events import (
     BlockStored,
     Event,
 )
-from epp.core.group_events import is_of_main_group, is_removed_from_main_group, store_in_group
+from epp.core.group_events import (
+    is_of_main_group,
+    is_removed_from_main_group,
+    keys_in_main_group,
+    store_in_group,
+)
 from epp.core.hashing import BlockHasher, pack_tokens, split_extra_keys
 from epp.core.index_dump import (
     Columns,
@@ -42,6 +47,7 @@ from epp.core.index_interface import IndexStats as IndexStats
 from epp.core.index_interface import PrefixIndex as PrefixIndex
 from epp.core.index_interface import PrefixQuery as PrefixQuery
 from epp.core.index_limits import IndexLimits, Tally
+from epp.core.slots import Slots
 from epp.core.types import BlockKey, CacheTier, EngineBlockHash
 from epp.core.window_groups import WindowGroups
 
@@ -54,29 +60,17 @@ class _Endpoint:
     blocks: EngineBlocks
 
 
-@dataclass(slots=True)
-class _Slots:
-    """Slot numbers, reused only after the last claim under them is gone."""
-
-    free: list[int] = field(default_factory=list)
-    count: int = 0
-
-    def take(self) -> int:
-        if self.free:
-            return self.free.pop()
-        self.count += 1
-        return self.count - 1
-
-
 class PythonPrefixIndex:
     """The reference implementation."""
+
+    scheme = BlockHasher.scheme
 
     def __init__(self, index_seed: bytes, limits: IndexLimits | None = None) -> None:
         self._hasher = BlockHasher(index_seed)
         self._limits = limits or IndexLimits()
         self._table = BlockTable(self._limits.max_bytes)
         self._endpoints: dict[EndpointId, _Endpoint] = {}
-        self._slots = _Slots()
+        self._slots = Slots()
         self._cleared: deque[EngineBlocks] = deque()  # no query asks for their slots any more
 
     # --- endpoints ------------------------------------------------------------------------------
@@ -268,6 +262,13 @@ class PythonPrefixIndex:
     def unsupported(self, endpoint: EndpointId) -> str:
         blocks = self._endpoints[endpoint].blocks
         return "" if blocks.groups is None else blocks.groups.refusal(blocks.block_size_tokens)
+
+    def key_of(self, endpoint: EndpointId, name: EngineBlockHash) -> BlockKey | None:
+        return self._endpoints[endpoint].blocks.key_of(self._hasher.name(name))
+
+    def stored_keys(self, endpoint: EndpointId, event: BlockStored) -> list[BlockKey]:
+        known = self._endpoints[endpoint]
+        return keys_in_main_group(known.blocks, event, self._hasher, self._parent_key(known, event))
 
     def names_of_sample(self, endpoint: EndpointId) -> dict[BlockKey, EngineBlockHash]:
         return self._endpoints[endpoint].blocks.sample.pairs()
