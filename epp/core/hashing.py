@@ -15,6 +15,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,6 +23,7 @@ from epp.core.types import BlockKey
 
 INDEX_SEED_BYTES = 16
 TOKEN_BYTES = 4
+PromptKeys: TypeAlias = "array[int]"  # typecode Q: a prompt's block keys, 8 bytes each
 _MAX_EXTRA_DEPTH = 4
 
 
