@@ -23,6 +23,7 @@ from epp.core.types import BlockKey
 
 INDEX_SEED_BYTES = 16
 TOKEN_BYTES = 4
+Family: TypeAlias = tuple[str, int]  # model and block size: endpoints whose keys can be compared
 PromptKeys: TypeAlias = "array[int]"  # typecode Q: a prompt's block keys, 8 bytes each
 _MAX_EXTRA_DEPTH = 4
 

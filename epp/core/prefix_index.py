@@ -10,6 +10,7 @@ It must not know sequence numbers or claim states (`event_stream`), nor time, no
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,9 @@ from epp.core.events import (
 from epp.core.hashing import (
     TOKEN_BYTES,
     BlockHasher,
+    Family,
     InvalidTokens,
+    PromptKeys,
     encode_extra_keys,
     pack_tokens,
     split_extra_keys,
@@ -91,8 +94,17 @@ class PrefixIndex(Protocol):
         """Mutates: free up to `max_blocks` records of cleared endpoints; how many are left."""
         ...
 
-    def depths(self, query: PrefixQuery, endpoints: Iterable[EndpointId]) -> dict[EndpointId, Depths]:
-        """Contiguous prefix of the prompt at each endpoint. Mutates nothing.
+    def depths(
+        self,
+        query: PrefixQuery,
+        endpoints: Iterable[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
+        """Contiguous prefix of the prompt at each endpoint. Mutates nothing of the index.
+
+        `keys`, if given, receives the keys of all the prompt's whole blocks for every family among the
+        endpoints (an endpoint whose block size is not learned has none); without it hashing may stop
+        at the first block that nobody holds.
 
         Raises:
             InvalidTokens: the prompt's ids are no unsigned 32-bit integers.
@@ -265,9 +277,14 @@ class PythonPrefixIndex:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def depths(self, query: PrefixQuery, endpoints: Iterable[EndpointId]) -> dict[EndpointId, Depths]:
+    def depths(
+        self,
+        query: PrefixQuery,
+        endpoints: Iterable[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
         result: dict[EndpointId, Depths] = {}
-        families: dict[tuple[str, int], list[tuple[EndpointId, int]]] = {}
+        families: dict[Family, list[tuple[EndpointId, int]]] = {}
         for endpoint in endpoints:
             known = self._endpoints[endpoint]
             result[endpoint] = Depths()
@@ -277,8 +294,10 @@ class PythonPrefixIndex:
         packed = pack_tokens(query.token_ids) if families else b""
         for (model, size), members in families.items():
             root = self._hasher.root(model, query.lora_name, query.cache_salt)
-            keys = self._hasher.chain(root, packed, size)
-            depths = self._table.depths(keys, [slot for _, slot in members])
+            chain = self._hasher.chain(root, packed, size)
+            if keys is not None:
+                keys[model, size] = array("Q", chain)
+            depths = self._table.depths(chain, [slot for _, slot in members])
             for endpoint, slot in members:
                 base = slot * LANES
                 result[endpoint] = Depths(
