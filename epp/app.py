@@ -90,7 +90,8 @@ class _App:
         log.info("prefix index: %s %s", choice.implementation, choice.reason)
         index = choice.make(_index_seed(arguments.index_seed_file))
         self._picker = EndpointPicker(
-            replace(config.settings, metrics_staleness_s=staleness_s), CacheView(index)
+            replace(config.settings, metrics_staleness_s=staleness_s),
+            CacheView(index, speculation=config.speculation),
         )
         self._refusals = PeerRefusals()
         self._parts = self._build_parts(config)

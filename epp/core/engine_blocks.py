@@ -44,6 +44,7 @@ class Tally:
     orphans: int = 0
     unresolved: int = 0
     skipped: int = 0
+    clears: int = 0
 
 
 class _Record:

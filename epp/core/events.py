@@ -72,6 +72,7 @@ class Applied:
     orphan_blocks: int = 0  # parent unknown: held back, no claim until the chain is complete
     unresolved_blocks: int = 0  # token-less stores of hashes never seen: dropped
     skipped_blocks: int = 0  # groups or extra keys that prove no prefix
+    clears: int = 0  # times the engine said that everything is gone
     duplicate: bool = False
 
 

@@ -206,12 +206,15 @@ class PythonPrefixIndex:
             else:
                 assert isinstance(event, AllBlocksCleared)
                 tally.removed += sum(known.blocks.claims.values())
+                tally.clears += 1
                 self.clear(endpoint)
                 work = 0
             if self._cleared:
                 # twice the work that can fill the index, so that clears can never pile up
                 self.sweep(2 * work + _SWEEP_PER_EVENT)
-        return Applied(tally.stored, tally.removed, tally.orphans, tally.unresolved, tally.skipped)
+        return Applied(
+            tally.stored, tally.removed, tally.orphans, tally.unresolved, tally.skipped, tally.clears
+        )
 
     def _store(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         blocks = known.blocks

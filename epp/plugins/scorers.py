@@ -44,7 +44,8 @@ class PrefixCacheScorer:
     """`w*min(1, tokens/scale)^2 + (1-w)*match/total`; match is tier weighted.
 
     Blocks beyond the device prefix count with the CPU weight, so a device block behind a hole
-    counts as CPU: the index reports prefixes, not maps.
+    counts as CPU: the index reports prefixes, not maps. Speculative blocks beyond those count as
+    device blocks: that is where they are being computed.
     """
 
     name: str
@@ -63,8 +64,9 @@ class PrefixCacheScorer:
         if total_blocks == 0:
             return 0.0
         beyond = match.blocks - match.device_blocks
-        weighted = match.device_blocks * self.weights.device + beyond * self.weights.cpu
-        length = min(1.0, match.cached_tokens / self.length_scale_tokens) ** 2
+        speculative = match.expected_blocks - match.blocks
+        weighted = (match.device_blocks + speculative) * self.weights.device + beyond * self.weights.cpu
+        length = min(1.0, match.expected_tokens / self.length_scale_tokens) ** 2
         return self.length_weight * length + (1 - self.length_weight) * weighted / total_blocks
 
 
