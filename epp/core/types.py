@@ -141,7 +141,7 @@ class PrefixMatch:
     def expected_blocks(self) -> int:
         """Confirmed or on their way, whichever reaches further: a lower bound of both together, since
         speculative blocks may fill a hole in front of confirmed ones."""
-        return max(self.blocks, self.speculative_blocks)
+        return self.speculative_blocks if self.speculative_blocks > self.blocks else self.blocks
 
     @property
     def expected_tokens(self) -> int:

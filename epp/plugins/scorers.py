@@ -63,10 +63,10 @@ class PrefixCacheScorer:
         total_blocks = prompt_tokens // match.block_size_tokens if match.block_size_tokens else 0
         if total_blocks == 0:
             return 0.0
+        expected = match.expected_blocks
         beyond = match.blocks - match.device_blocks
-        speculative = match.expected_blocks - match.blocks
-        weighted = (match.device_blocks + speculative) * self.weights.device + beyond * self.weights.cpu
-        length = min(1.0, match.expected_tokens / self.length_scale_tokens) ** 2
+        weighted = (expected - beyond) * self.weights.device + beyond * self.weights.cpu
+        length = min(1.0, expected * match.block_size_tokens / self.length_scale_tokens) ** 2
         return self.length_weight * length + (1 - self.length_weight) * weighted / total_blocks
 
 

@@ -91,6 +91,10 @@ async def test_speculative_entries_are_counted() -> None:
     app = build_debug_app(pool.picker, registry, ThresholdState, TOKEN)
     async with TestClient(TestServer(app)) as client:
         assert 'speculative_entries{endpoint="b/0"} 1.0' in await (await client.get("/metrics")).text()
+        assert pool.ask("r2").destination == decision.destination
+        answer = await client.get("/debug/kvpull/decisions/r2", headers=AUTH)
+        rows = {row["pod"]: row for row in (await answer.json())["candidates"]}
+        assert (rows["b"]["cached_tokens"], rows["b"]["expected_tokens"]) == (3200, 3200)
         pool.picker.release(decision.decision_id)
         assert 'speculative_entries{endpoint="b/0"} 0.0' in await (await client.get("/metrics")).text()
 

@@ -201,6 +201,17 @@ def test_when_full_the_least_recently_placed_prompt_loses_its_tail() -> None:
     tree.check_integrity()
 
 
+def test_placing_a_prompt_again_makes_it_the_latest() -> None:
+    tree = PlacementTree(PlacementLimits(2 * ONE_PROMPT_BYTES + 250 * KEY_BYTES))
+    old, new = chain([1, *range(99)]), chain([2, *range(99)])
+    tree.insert(old, A, inf)
+    tree.insert(new, A, inf)
+    tree.insert(old, A, inf)
+    tree.insert(chain([1, *range(99), *range(500, 580)]), B, inf)  # needs room, also for its objects
+    assert tree.match(old, 0.0)[A] == 100
+    assert tree.match(new, 0.0).get(A, 0) < 100
+
+
 def test_a_shared_head_outlives_the_tails() -> None:
     head = list(range(40))
     tree = PlacementTree(PlacementLimits(12_000))

@@ -191,6 +191,7 @@ def test_a_request_that_ends_without_a_first_token_brought_nothing(new_view: New
     view.view.on_release(decision_id)
     view.view.on_release(decision_id)
     assert (view.speculative(A), view.speculative(B)) == (0, 0)
+    assert view.view.stats(A).speculative_entries == 0
 
 
 def test_after_the_first_token_the_end_means_nothing(new_view: NewView) -> None:
@@ -281,6 +282,17 @@ def test_an_unknown_endpoint_does_not_become_known(new_view: NewView) -> None:
     assert view.speculative(B) == 0
 
 
+def test_what_is_sent_while_the_stream_is_repaired_is_not_expected(new_view: NewView) -> None:
+    """Nothing could tell whether that engine is still the same one."""
+    view = new_view()
+    view.view.on_disconnect(B, 0.0)
+    view.place(A, B)
+    view.view.on_connect(B, 0.0)
+    view.view.on_batch(B, 0, EventBatch((stored(OTHER, 1),), digest=1), 0.0, replayed=True)
+    view.view.on_replay_end(B, True, 0.0)
+    assert view.look_up().matches[B] == PrefixMatch(ClaimState.LIVE, 0, 0, 0, SIZE, True)
+
+
 def test_while_the_stream_is_repaired_nothing_is_said(new_view: NewView) -> None:
     """And then it holds again: the same engine process is still working on it."""
     view = new_view()
@@ -317,7 +329,7 @@ def test_churn_leaves_nothing_behind(new_view: NewView) -> None:
     for n in range(300):
         view.add(A)
         started = [view.place(A, now_s=float(n), tokens=[n, *PROMPT[: 8 * k + 7]]) for k in range(4)]
-        view.view.on_first_token(started[0])
+        view.view.on_first_token(view.place(A, now_s=float(n), tokens=[n + 1_000, *PROMPT]))
         if n % 2:
             view.view.remove_endpoint(A)
         for decision_id in started:
