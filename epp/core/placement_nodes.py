@@ -11,6 +11,7 @@ business. It must not know the clock.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 
 from engine_plugin.identity import EndpointId
@@ -48,11 +49,13 @@ class Node:
 
 
 class PlacementNodes:
-    """All nodes and their number, blocks and holder entries. Methods say whether they mutate."""
+    """All nodes and their number, blocks and holder entries; `held`: blocks of each endpoint. Methods say
+    whether they mutate."""
 
     def __init__(self) -> None:
         self._root = Node(None, array("Q"), 0)
         self.count = self.blocks = self.holders = 0
+        self.held: Counter[EndpointId] = Counter()
 
     def path(self, keys: PromptKeys) -> Iterator[tuple[Node, int]]:
         """Nodes that share blocks with the prompt, from the root on, each with the depth that is shared;
@@ -80,7 +83,7 @@ class PlacementNodes:
             else:
                 common = _common(child.keys, keys, at)
                 if common < len(child.keys):
-                    child = self._split(child, common)
+                    child = self.split(child, common)
             self._raise(child, endpoint, expires_at_s)
             made.append(child)
             node, at = child, child.depth
@@ -92,8 +95,9 @@ class PlacementNodes:
         self.count += 1
         return leaf
 
-    def _split(self, node: Node, at: int) -> Node:
-        """Put a node that takes the first `at` keys above `node`. `node` stays itself: claims name it."""
+    def split(self, node: Node, at: int) -> Node:
+        """Mutates: put a node that takes the first `at` keys above `node`, which stays itself, as claims
+        name it. The caller must give the new one a claim or a second child."""
         parent = node.parent
         assert parent is not None
         upper = parent.children[node.keys[0]] = Node(parent, node.keys[:at], parent.depth + at)
@@ -109,6 +113,7 @@ class PlacementNodes:
         known = node.holders.get(endpoint)
         if known is None:
             self.holders += 1
+            self.held[endpoint] += len(node.keys)
         if known is None or known < expires_at_s:
             node.holders[endpoint] = expires_at_s
 
@@ -134,6 +139,7 @@ class PlacementNodes:
         if best is None:
             del node.holders[claim.endpoint]
             self.holders -= 1
+            self._lose(claim.endpoint, len(node.keys))
         else:
             node.holders[claim.endpoint] = best
         return best != known
@@ -155,9 +161,16 @@ class PlacementNodes:
 
     def cut(self, node: Node, blocks: int) -> None:
         """Mutates: a leaf loses its last blocks; at least one has to stay."""
+        for endpoint in node.holders:
+            self._lose(endpoint, blocks)
         del node.keys[-blocks:]
         node.depth -= blocks
         self.blocks -= blocks
+
+    def _lose(self, endpoint: EndpointId, blocks: int) -> None:
+        self.held[endpoint] -= blocks
+        if not self.held[endpoint]:
+            del self.held[endpoint]
 
     def check_integrity(self) -> set[Claim]:
         """Recount everything; the claims that were found. Raises IndexCorrupt. Slow: for tests."""
@@ -171,6 +184,10 @@ class PlacementNodes:
         require(self.blocks == sum(len(node.keys) for node in nodes), "the block count is off")
         require(self.count == len(nodes), "the node count is off")
         require(self.holders == sum(len(node.holders) for node in nodes), "the holder count is off")
+        held: Counter[EndpointId] = Counter()
+        for node in nodes:
+            held.update(dict.fromkeys(node.holders, len(node.keys)))
+        require(self.held == held, "the blocks of endpoints are off")
         return {claim for node in nodes for claim in node.ends.values()}
 
 

@@ -5,9 +5,10 @@ covers every prefix of the prompt. A longer prompt on the same endpoint takes th
 one that would not outlive it. The index has to walk its blocks, because its sets have holes; claims
 are whole prefixes, so here a prompt costs as much as its path has branch points (`placement_nodes`).
 
-Bounded by bytes. When full, the least recently placed prompt loses its tail first: blocks that nobody
-else claims are cut off its end until the tree fits, then its endpoint forgets it back to the branch
-point before, and so on towards the root. So the head of a prompt, which others share, goes last.
+Bounded by bytes and, if wanted, by blocks of one endpoint (the capacity of its cache, where placements
+stand for its content). When full, the least recently placed prompt (of that endpoint) loses its tail
+first: as many blocks off its end as are too many, then all back to the branch point before, and so on
+towards the root. So the head of a prompt, which others share, goes last.
 
 What it says is never a residency: nobody can be asked to serve these blocks. It must not know engines,
 events, tokens or the clock.
@@ -40,6 +41,7 @@ class PlacementLimits:
     """`max_bytes` counts keys exactly and objects by the estimates above."""
 
     max_bytes: int = 64 << 20
+    max_blocks_per_endpoint: int | None = None
 
 
 class PlacementTree:
@@ -49,7 +51,7 @@ class PlacementTree:
         self._limits = limits or PlacementLimits()
         self._nodes = PlacementNodes()
         self._recency: OrderedDict[Claim, None] = OrderedDict()  # least recently placed first
-        self._by_endpoint: dict[EndpointId, set[Claim]] = {}
+        self._by_endpoint: dict[EndpointId, OrderedDict[Claim, None]] = {}  # in the same order
         self._timers: list[tuple[float, int, Claim]] = []  # one a claim that time can end, and stale ones
         self._numbers = itertools.count()
 
@@ -69,6 +71,10 @@ class PlacementTree:
 
     def claims_of(self, endpoint: EndpointId) -> int:
         return len(self._by_endpoint.get(endpoint, ()))
+
+    def held_blocks(self, endpoint: EndpointId) -> int:
+        """Distinct blocks claimed of one endpoint."""
+        return self._nodes.held[endpoint]
 
     def match(self, keys: PromptKeys, now_s: float) -> dict[EndpointId, int]:
         """Blocks of the prompt, from block 0 on, that each endpoint was given; endpoints with none are
@@ -91,7 +97,7 @@ class PlacementTree:
             shorter = node.ends.get(endpoint)
             if shorter is not None and shorter.expires_at_s <= expires_at_s:
                 self._end(shorter)
-        self._evict()
+        self._evict(endpoint)
         return claim
 
     def _claim(self, node: Node, endpoint: EndpointId, expires_at_s: float) -> Claim:
@@ -99,11 +105,12 @@ class PlacementTree:
         if claim is None:
             claim = node.ends[endpoint] = Claim(endpoint, expires_at_s, node)
             self._recency[claim] = None
-            self._by_endpoint.setdefault(endpoint, set()).add(claim)
+            self._by_endpoint.setdefault(endpoint, OrderedDict())[claim] = None
             self._set_timer(claim)
         else:
             claim.expires_at_s = max(claim.expires_at_s, expires_at_s)
             self._recency.move_to_end(claim)
+            self._by_endpoint[endpoint].move_to_end(claim)
         return claim
 
     # --- ends of claims ---------------------------------------------------------------------------
@@ -162,7 +169,7 @@ class PlacementTree:
         assert node is not None
         del self._recency[claim]
         mine = self._by_endpoint[claim.endpoint]
-        mine.remove(claim)
+        del mine[claim]
         if not mine:
             del self._by_endpoint[claim.endpoint]
         self._nodes.release(node, claim)
@@ -171,35 +178,59 @@ class PlacementTree:
 
     # --- the bound --------------------------------------------------------------------------------
 
-    def _evict(self) -> None:
+    def _evict(self, endpoint: EndpointId) -> None:
         """Every step frees blocks, ends a claim or moves one towards the root."""
-        while self.bytes > self._limits.max_bytes and self._recency:
-            self._shorten(next(iter(self._recency)), self.bytes - self._limits.max_bytes)
+        limits = self._limits
+        most = limits.max_blocks_per_endpoint
+        while most is not None and self.held_blocks(endpoint) > most:
+            self._shorten(next(iter(self._by_endpoint[endpoint])), self.held_blocks(endpoint) - most)
+        while self.bytes > limits.max_bytes and self._recency:
+            claim = next(iter(self._recency))
+            assert claim.node is not None
+            excess = -(-(self.bytes - limits.max_bytes) // KEY_BYTES)
+            # to part what is shared would take a node more and free no key
+            self._shorten(claim, excess if _is_alone(claim.node) else len(claim.node.keys))
 
-    def _shorten(self, claim: Claim, excess_bytes: int) -> None:
-        node = claim.node
+    def _shorten(self, claim: Claim, blocks: int) -> None:
+        """Take `blocks` off the end of a claim, or as many as there are up to the last branch point."""
+        node, endpoint = claim.node, claim.endpoint
         assert node is not None
         parent = node.parent
         assert parent is not None
-        blocks = -(-excess_bytes // KEY_BYTES)
-        if not node.children and len(node.ends) == 1 and blocks < len(node.keys):
-            self._nodes.cut(node, blocks)
-        elif parent.parent is None or claim.endpoint in parent.ends:
+        if any(endpoint in child.holders for child in node.children.values()):
+            self._end(claim)  # a prompt that was placed later goes on from here
+        elif blocks < len(node.keys):
+            if _is_alone(node):
+                self._nodes.cut(node, blocks)
+            else:
+                self._move(claim, node, self._nodes.split(node, len(node.keys) - blocks))
+        elif parent.parent is None or endpoint in parent.ends:
             self._end(claim)
         else:
-            parent.ends[claim.endpoint] = claim
-            claim.node = parent
-            self._nodes.release(node, claim)
+            self._move(claim, node, parent)
+
+    def _move(self, claim: Claim, node: Node, up: Node) -> None:
+        up.ends[claim.endpoint] = claim
+        claim.node = up
+        self._nodes.release(node, claim)
 
     def check_integrity(self) -> None:
         """Recount everything. Raises IndexCorrupt on a difference. Slow: for tests."""
         claims = self._nodes.check_integrity()
         require(claims == set(self._recency), "the order of use is off")
-        by_endpoint: dict[EndpointId, set[Claim]] = {}
-        for claim in claims:
-            by_endpoint.setdefault(claim.endpoint, set()).add(claim)
-        require(by_endpoint == self._by_endpoint, "the claims of endpoints are off")
+        by_endpoint: dict[EndpointId, list[Claim]] = {}
+        for claim in self._recency:
+            by_endpoint.setdefault(claim.endpoint, []).append(claim)
+        told = {endpoint: list(mine) for endpoint, mine in self._by_endpoint.items()}
+        require(by_endpoint == told, "the claims of endpoints are off")
         timed = [claim for _, _, claim in self._timers if claim.node is not None]
         require(len(timed) == len(set(timed)), "a claim has two timers")
         require({c for c in claims if isfinite(c.expires_at_s)} <= set(timed), "a claim has no timer")
         require(self.bytes <= self._limits.max_bytes, "the bound is exceeded")
+        most = self._limits.max_blocks_per_endpoint
+        require(most is None or all(n <= most for n in self._nodes.held.values()), "an endpoint has too much")
+
+
+def _is_alone(node: Node) -> bool:
+    """Only one claim keeps its blocks."""
+    return not node.children and len(node.ends) == 1

@@ -175,12 +175,13 @@ def test_churn_of_endpoints_leaves_nothing_behind() -> None:
         else:
             tree.expire(float(n + 1), 100)
             tree.remove_endpoint(endpoint)
-        sizes = (len(tree), tree.claims, tree.bytes, len(tree._by_endpoint))
+        sizes = (len(tree), tree.claims, tree.bytes, len(tree._by_endpoint), len(tree._nodes.held))
         steady = steady or sizes
         assert sizes == steady
         assert len(tree._timers) <= 200
     tree.remove_endpoint(A)
-    assert (len(tree), tree.claims, tree.bytes, len(tree._by_endpoint), len(tree._timers)) == (0, 0, 0, 0, 0)
+    tables = (tree._by_endpoint, tree._timers, tree._recency, tree._nodes.held)
+    assert (len(tree), tree.claims, tree.bytes, *map(len, tables)) == (0,) * 7
 
 
 # --- the bound --------------------------------------------------------------------------------------
@@ -223,6 +224,33 @@ def test_a_shared_head_outlives_the_tails() -> None:
     assert tree.match(chain([*head, *[1_059] * 60]), 0.0)[EndpointId("e2")] == 100
 
 
+def test_one_endpoints_capacity_is_its_own_affair() -> None:
+    """As its cache would: the tail of the prompt it got longest ago goes, shared or not."""
+    tree = PlacementTree(PlacementLimits(max_blocks_per_endpoint=100))
+    old, new = chain([1, *range(59)]), chain([2, *range(59)])
+    tree.insert(old, A, inf)
+    tree.insert(old, B, inf)
+    tree.insert(new, A, inf)
+    assert tree.match(old, 0.0) == {A: 40, B: 60}
+    assert tree.match(new, 0.0) == {A: 60}
+    assert (tree.held_blocks(A), tree.held_blocks(B), len(tree)) == (100, 60, 120)
+    tree.insert(chain([3, *range(49)]), A, inf)
+    assert tree.match(old, 0.0) == {B: 60}
+    assert tree.match(new, 0.0) == {A: 50}
+    tree.check_integrity()
+
+
+def test_sessions_under_a_common_head_lose_their_tails_before_the_head() -> None:
+    tree = PlacementTree(PlacementLimits(max_blocks_per_endpoint=100))
+    head = list(range(40))
+    for n in range(20):
+        tree.insert(chain([*head, *[1_000 + n] * 25]), A, inf)
+        assert tree.held_blocks(A) <= 100
+    depths = [tree.match(chain([*head, *[1_000 + n] * 25]), 0.0)[A] for n in range(20)]
+    assert depths == [40] * 17 + [50, 65, 65]
+    tree.check_integrity()
+
+
 def test_a_prompt_larger_than_the_bound_keeps_its_head() -> None:
     tree = PlacementTree(PlacementLimits(ONE_PROMPT_BYTES + 30 * KEY_BYTES))
     tree.insert(PROMPT, A, inf)
@@ -239,21 +267,23 @@ def test_a_prompt_larger_than_the_bound_keeps_its_head() -> None:
         st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.sampled_from([A, B])), max_size=30
     ),
     st.integers(0, 6_000),
+    st.one_of(st.none(), st.integers(0, 30)),
 )
 def test_the_bound_holds_and_eviction_only_ever_claims_less(
-    placed: list[tuple[list[int], EndpointId]], max_bytes: int
+    placed: list[tuple[list[int], EndpointId]], max_bytes: int, most: int | None
 ) -> None:
-    bounded, free = PlacementTree(PlacementLimits(max_bytes)), PlacementTree()
+    bounded, free = PlacementTree(PlacementLimits(max_bytes, most)), PlacementTree()
     for blocks, endpoint in placed:
         keys = chain(blocks)
         bounded.insert(keys, endpoint, inf)
         free.insert(keys, endpoint, inf)
         bounded.check_integrity()
         assert bounded.bytes <= max_bytes
+        assert most is None or bounded.held_blocks(endpoint) <= most
         told = free.match(keys, 0.0)
         assert all(depth <= told[e] for e, depth in bounded.match(keys, 0.0).items())
         alone = NODE_BYTES * 2 + CLAIM_BYTES * 2 + HOLDER_BYTES * 3 + KEY_BYTES * 24
-        if max_bytes >= alone:
+        if max_bytes >= alone and (most is None or most >= len(keys)):
             assert bounded.match(keys, 0.0)[endpoint] == len(keys)
 
 
