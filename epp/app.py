@@ -108,7 +108,11 @@ class _App:
         self._metrics_port = 0  # until it is bound
         self._picker = EndpointPicker(
             replace(config.settings, metrics_staleness_s=staleness_s),
-            CacheView(choice.make(seed), salt_key=key_files.salt_key(arguments.salt_key_file)),
+            CacheView(
+                choice.make(seed),
+                salt_key=key_files.salt_key(arguments.salt_key_file),
+                speculation=config.speculation,
+            ),
         )
         self._refusals = PeerRefusals()
         self._parts = self._build_parts(config)

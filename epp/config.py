@@ -20,6 +20,7 @@ from epp.core.endpoint_picker import PickerSettings, SourceProducer
 from epp.core.errors import ConfigError
 from epp.core.plugin import Filter, Picker, PrefillDecider, Scorer
 from epp.core.scheduler import Profile
+from epp.core.speculation import SpeculationSettings
 from epp.plugins import producers
 from epp.plugins.parameters import Parameters, Weight
 from epp.plugins.pickers import MaxScorePicker
@@ -92,6 +93,7 @@ class EppConfig:
 
     settings: PickerSettings
     precise: producers.PrecisePrefixCacheProducerParameters | None
+    speculation: SpeculationSettings | None  # None: speculativeIndexing is off
     tokenizer_path: str | None
     discovery_path: str | None
     notes: tuple[str, ...]
@@ -125,6 +127,7 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
     return EppConfig(
         settings=settings,
         precise=precise,
+        speculation=_speculation(precise),
         tokenizer_path=tokens.local.path if tokens and tokens.local else None,
         discovery_path=_discovery_path(instances, discovery, origin),
         notes=_notes(precise, source),
@@ -305,6 +308,14 @@ def _disagg(
         prefill=profiles[parameters.profiles.prefill],
         decider=cast(PrefillDecider, decider.object),
     )
+
+
+def _speculation(
+    precise: producers.PrecisePrefixCacheProducerParameters | None,
+) -> SpeculationSettings | None:
+    if precise is None or not precise.speculative_indexing:
+        return None
+    return SpeculationSettings(ttl_s=precise.speculative_ttl)
 
 
 def _discovery_path(

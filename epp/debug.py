@@ -102,6 +102,7 @@ def _candidate_json(scored: ScoredCandidate) -> Json:
     row = scored.candidate
     return _address(row.endpoint) | {
         "cached_tokens": row.match.cached_tokens,
+        "expected_tokens": row.match.expected_tokens,  # with what is on its way there
         "servable_tokens": row.match.servable_tokens,
         "state": row.match.state.value,
         "waiting": row.metrics.waiting_requests,

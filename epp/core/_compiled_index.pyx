@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memset
 
 import hashlib
 import sys
+from array import array
 from math import gcd
 
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
@@ -209,6 +210,24 @@ cdef int _walk(
     return 0
 
 
+cdef bytes _walk_whole(
+    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t key, bytes packed, size
+):
+    """As `_walk`, but the whole prompt is hashed, and its keys are the answer."""
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed)
+    if size * TOKEN_BYTES > total:
+        return b""
+    cdef Py_ssize_t block_bytes = size * TOKEN_BYTES, count = total // block_bytes, i
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
+    cdef uint64_t *at = <uint64_t *>PyBytes_AS_STRING(keys)
+    for i in range(count):
+        key = block_hash(kernel.secrets.words, key, _data(packed) + i * block_bytes, block_bytes)
+        at[i] = key
+    if table_walk(&table.table, walk, at, count, 0):
+        table_walk_end(walk, count)
+    return keys
+
+
 cdef bytes _pack(object token_ids):
     """`hashing.pack_tokens`, with the usual list taken apart in C."""
     cdef Py_ssize_t count
@@ -276,7 +295,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             return
         blocks.remove_all(event.hashes, event.tier, tally)
 
-    def depths(self, query, endpoints):
+    def depths(self, query, endpoints, keys=None):
         cdef _Asked asked = _Asked(list(endpoints))
         cdef CompiledTable table = self._table
         cdef _Hash kernel = self._hasher.hash
@@ -287,7 +306,10 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             for family, (model, size) in enumerate(asked.roots):
                 asked.start(family)
                 root = self._hasher.root(model, query.lora_name, query.cache_salt)
-                _walk(table, kernel, &asked.walk, root, packed, size)
+                if keys is None:
+                    _walk(table, kernel, &asked.walk, root, packed, size)
+                else:
+                    keys[model, size] = array("Q", _walk_whole(table, kernel, &asked.walk, root, packed, size))
         found = asked.result()
         if asked.limited:
             self._limit_families(asked, query, packed, found)

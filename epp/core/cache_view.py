@@ -10,7 +10,7 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from engine_plugin.identity import EndpointId
@@ -18,9 +18,10 @@ from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
 from epp.core.event_stream import EventStream
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
-from epp.core.hashing import InvalidTokens
+from epp.core.hashing import Family, InvalidTokens, PromptKeys
 from epp.core.index_dump import DumpRefused
 from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
+from epp.core.speculation import SpeculationSettings, SpeculativeEntries
 from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
 
@@ -61,6 +62,7 @@ class ViewStats:
     counters: ViewCounters
     held_batches: int  # waiting for a replay to end
     last_event_s: float | None  # when the last batch came, on the caller's clock
+    speculative_entries: int = 0  # prompts sent there and not confirmed; overdue ones until swept
 
     @property
     def deaf(self) -> bool:
@@ -71,9 +73,18 @@ class ViewStats:
         return idle and lost > 0
 
 
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """What the view says of one prompt, and what `place` needs to remember where it went."""
+
+    matches: Mapping[EndpointId, PrefixMatch]
+    keys: Mapping[Family, PromptKeys] = field(default_factory=dict)  # empty without speculation
+
+
 @dataclass(slots=True)
 class _View:
     stream: EventStream
+    model: str = ""
     counters: ViewCounters = field(default_factory=ViewCounters)
     last_event_s: float | None = None
     overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
@@ -84,11 +95,17 @@ class CacheView:
     harmless (events may still be on their way when one leaves): they change and claim nothing."""
 
     def __init__(
-        self, index: PrefixIndex, limits: StreamLimits | None = None, salt_key: bytes | None = None
+        self,
+        index: PrefixIndex,
+        limits: StreamLimits | None = None,
+        speculation: SpeculationSettings | None = None,
+        salt_key: bytes | None = None,
     ) -> None:
-        """`salt_key`: the pool's, where engines publish salts as keyed digests (`engine_plugin.salt`);
-        salts that other engines publish in clear go on matching."""
+        """`speculation` None: only what engines reported counts. `salt_key`: the pool's, where engines
+        publish salts as keyed digests (`engine_plugin.salt`); salts that other engines publish in clear
+        go on matching."""
         self._index = index
+        self._speculative = SpeculativeEntries(speculation) if speculation else None
         self._salt_key = salt_key
         self._limits = limits or StreamLimits()
         self._views: dict[EndpointId, _View] = {}
@@ -97,12 +114,14 @@ class CacheView:
         """Start without a claim. `model` roots the keys of its blocks: give it where one picker
         serves several models; leave it out in a pool of one."""
         self._index.add_endpoint(endpoint, model)
-        self._views[endpoint] = _View(EventStream(has_replay, self._limits))
+        self._forget_speculation(endpoint)
+        self._views[endpoint] = _View(EventStream(has_replay, self._limits), model)
 
     def remove_endpoint(self, endpoint: EndpointId) -> None:
         """Forget the endpoint; idempotent."""
         if self._views.pop(endpoint, None) is not None:
             self._index.remove_endpoint(endpoint)
+            self._forget_speculation(endpoint)
 
     # --- what the shell reports -----------------------------------------------------------------
 
@@ -162,6 +181,7 @@ class CacheView:
                 counters.snapshots_refused += 1
                 view.overlap = None
             self._index.clear(endpoint)
+            self._forget_speculation(endpoint)
         applied = self._apply(endpoint, view, step)
         if step.replay is not None:
             _count_replay(counters, step.replay)
@@ -185,6 +205,8 @@ class CacheView:
         counters.orphan_blocks += applied.orphan_blocks
         counters.unresolved_blocks += applied.unresolved_blocks
         counters.skipped_blocks += applied.skipped_blocks
+        if applied.clears:
+            self._forget_speculation(endpoint)
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
@@ -239,11 +261,32 @@ class CacheView:
     def match(
         self, request: SchedulingRequest, endpoints: Iterable[EndpointId]
     ) -> dict[EndpointId, PrefixMatch]:
-        """How much of the prompt each endpoint holds. An endpoint without a claim, or that we do not
-        know, has `state.has_claim` False; a prompt without exact tokens matches nothing anywhere."""
+        """How much of the prompt each endpoint holds, as the engines reported it. An endpoint without a
+        claim, or that we do not know, has `state.has_claim` False; a prompt without exact tokens
+        matches nothing anywhere. Mutates nothing."""
         views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
-        claiming = [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
-        depths = self._depths(request, claiming)
+        return self._matches(views, self._depths(request, _claiming(views)), {})
+
+    def look_up(self, request: SchedulingRequest, endpoints: Iterable[EndpointId], now_s: float) -> LookUp:
+        """As `match`, with what is expected from requests just placed. That makes no endpoint known: one
+        without a claim has none."""
+        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
+        speculative = self._speculative
+        if speculative is None:
+            return LookUp(self._matches(views, self._depths(request, _claiming(views)), {}))
+        keys: dict[Family, PromptKeys] = {}
+        depths = self._depths(request, _claiming(views), keys)
+        expected: dict[EndpointId, int] = {}
+        for prompt in keys.values():
+            expected.update(speculative.expected(prompt, depths, now_s))
+        return LookUp(self._matches(views, depths, expected), keys)
+
+    def _matches(
+        self,
+        views: Mapping[EndpointId, _View | None],
+        depths: Mapping[EndpointId, Depths],
+        expected: Mapping[EndpointId, int],
+    ) -> dict[EndpointId, PrefixMatch]:
         matches: dict[EndpointId, PrefixMatch] = {}
         for endpoint, view in views.items():
             if view is None:
@@ -258,21 +301,61 @@ class CacheView:
                 cpu_blocks=found.cpu_blocks,
                 block_size_tokens=self._index.block_size_tokens(endpoint),
                 known_empty_start=stream.known_empty_start,
+                speculative_blocks=expected.get(endpoint, 0),
             )
         return matches
 
-    def _depths(self, request: SchedulingRequest, endpoints: list[EndpointId]) -> dict[EndpointId, Depths]:
+    def _depths(
+        self,
+        request: SchedulingRequest,
+        endpoints: list[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
         if request.token_ids is None or not endpoints:
             return {}
         forms = salt_forms(self._salt_key, request.cache_salt)
         queries = [PrefixQuery(request.token_ids, request.lora_name, salt) for salt in forms]
         try:
-            found, *others = [self._index.depths(query, endpoints) for query in queries]
+            # an engine publishes in one form, and finds nothing in the other; the first names the prompt
+            found = self._index.depths(queries[0], endpoints, keys)
+            others = [self._index.depths(query, endpoints) for query in queries[1:]]
         except InvalidTokens:  # ids that no engine could have: missing cache data is "no match"
             return {}
-        for other in others:  # an engine publishes in one form; the other one finds nothing there
+        for other in others:
             found = {endpoint: _deeper(depths, other[endpoint]) for endpoint, depths in found.items()}
         return found
+
+    # --- where requests went --------------------------------------------------------------------
+
+    def place(self, decision_id: str, look_up: LookUp, endpoints: Iterable[EndpointId], now_s: float) -> None:
+        """The looked-up prompt goes to `endpoints`: expect it there. Only where a claim can confirm or
+        deny it, and in blocks of the size that the engine has shown."""
+        if self._speculative is None or not look_up.keys:
+            return
+        placed = []
+        for endpoint in dict.fromkeys(endpoints):
+            view, match = self._views.get(endpoint), look_up.matches.get(endpoint, NO_MATCH)
+            if view is not None and match.state.has_claim:
+                keys = look_up.keys.get((view.model, match.block_size_tokens))
+                if keys is not None:
+                    placed.append((endpoint, keys))
+        self._speculative.place(decision_id, placed, now_s)
+
+    def on_first_token(self, decision_id: str) -> None:
+        """The placed prompt was computed."""
+        if self._speculative is not None:
+            self._speculative.settle(decision_id)
+
+    def on_release(self, decision_id: str) -> None:
+        """The placed request has ended; without a first token, nothing is expected of it any more."""
+        if self._speculative is not None:
+            self._speculative.withdraw(decision_id)
+
+    def _forget_speculation(self, endpoint: EndpointId) -> None:
+        if self._speculative is not None:
+            self._speculative.forget(endpoint)
+
+    # --- what telemetry reads -------------------------------------------------------------------
 
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
@@ -289,6 +372,7 @@ class CacheView:
             counters=view.counters,
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
+            speculative_entries=self._speculative.entries(endpoint) if self._speculative else 0,
         )
 
 
@@ -298,6 +382,10 @@ def _deeper(one: Depths, other: Depths) -> Depths:
         max(one.device_blocks, other.device_blocks),
         max(one.cpu_blocks, other.cpu_blocks),
     )
+
+
+def _claiming(views: Mapping[EndpointId, _View | None]) -> list[EndpointId]:
+    return [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:

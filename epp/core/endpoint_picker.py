@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from engine_plugin.identity import EndpointId
-from epp.core.cache_view import CacheView
+from epp.core.cache_view import CacheView, LookUp
 from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
@@ -133,22 +133,25 @@ class EndpointPicker:
         Raises:
             NoEndpoints: nothing can serve this request.
         """
-        candidates = self._candidates(request, now_s)
+        look_up, candidates = self._candidates(request, now_s)
         context = ScheduleContext(request, now_s, random.Random(request.request_id))
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
         choice = choose_source(request, candidates, computing, self.source_policy)
         decision = _decision(decision_id, request, placement, computing, choice)
-        self._book(decision, request)
+        self._book(decision, request, computing)
+        self._cache.place(decision_id, look_up, (decision.computing, decision.destination.id), now_s)
         self._ring.add(decision, now_s)
         return decision
 
     def first_token(self, decision_id: str) -> None:
         self._ledger.first_token(decision_id)
+        self._cache.on_first_token(decision_id)
 
     def release(self, decision_id: str, outcome: Outcome | None = None) -> bool:
         """End a request in whatever way it ended. Idempotent: False if it was already released."""
         released = self._ledger.release(decision_id)
+        self._cache.on_release(decision_id)
         if released and outcome is not None:
             self._ring.close(decision_id, outcome)
         return released
@@ -163,13 +166,13 @@ class EndpointPicker:
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------
-    def _candidates(self, request: SchedulingRequest, now_s: float) -> list[Candidate]:
+    def _candidates(self, request: SchedulingRequest, now_s: float) -> tuple[LookUp, list[Candidate]]:
         pool = [e for e in self._endpoints.values() if not e.draining and _in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
-        matches = self._cache.match(request, [e.id for e in pool])
-        return [self._row(e, now_s, matches.get(e.id, NO_MATCH)) for e in pool]
+        look_up = self._cache.look_up(request, [e.id for e in pool], now_s)
+        return look_up, [self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH)) for e in pool]
 
     def _row(self, endpoint: Endpoint, now_s: float, match: PrefixMatch = NO_MATCH) -> Candidate:
         metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
@@ -177,9 +180,10 @@ class EndpointPicker:
             metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
         return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
 
-    def _book(self, decision: SchedulingDecision, request: SchedulingRequest) -> None:
+    def _book(self, decision: SchedulingDecision, request: SchedulingRequest, computing: Candidate) -> None:
+        """What another request is already booked for is not booked twice."""
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
-        uncached = request.prompt_tokens - decision.computing_cached_tokens - pulled
+        uncached = request.prompt_tokens - computing.match.expected_tokens - pulled
         self._ledger.book(
             decision.decision_id,
             serving=decision.destination.id,

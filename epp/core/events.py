@@ -75,6 +75,7 @@ class Applied:
     orphan_blocks: int = 0  # parent unknown: held back, no claim until the chain is complete
     unresolved_blocks: int = 0  # token-less stores of hashes never seen: dropped
     skipped_blocks: int = 0  # extra keys or numbers that prove no prefix, or no room for the block
+    clears: int = 0  # times the engine said that everything is gone
     duplicate: bool = False
     refused_blocks: int = 0  # the index is at its byte bound
     windowed_blocks: int = 0  # stores of groups that limit the prefix (`window_groups`)

@@ -15,6 +15,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
@@ -23,6 +24,8 @@ from epp.core.types import BlockKey, EngineBlockHash
 INDEX_SEED_BYTES = 16
 TOKEN_BYTES = 4
 MAX_NAME = 2**64 - 1
+Family: TypeAlias = tuple[str, int]  # model and block size: endpoints whose keys can be compared
+PromptKeys: TypeAlias = "array[int]"  # typecode Q: a prompt's block keys, 8 bytes each
 _MAX_EXTRA_DEPTH = 4
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import Applied, BlockStored, Event
+from epp.core.hashing import Family, PromptKeys
 from epp.core.index_dump import EndpointDump
 from epp.core.types import BlockKey, EngineBlockHash
 
@@ -69,8 +70,17 @@ class PrefixIndex(Protocol):
         """Mutates: free up to `max_blocks` records of cleared endpoints; how many are left."""
         ...
 
-    def depths(self, query: PrefixQuery, endpoints: Iterable[EndpointId]) -> dict[EndpointId, Depths]:
-        """Contiguous prefix of the prompt at each endpoint. Mutates nothing.
+    def depths(
+        self,
+        query: PrefixQuery,
+        endpoints: Iterable[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
+        """Contiguous prefix of the prompt at each endpoint. Mutates nothing of the index.
+
+        `keys`, if given, receives the keys of all the prompt's whole blocks for every family among the
+        endpoints (an endpoint whose block size is not learned has none); without it hashing may stop
+        at the first block that nobody holds.
 
         Raises:
             InvalidTokens: the prompt's ids are no unsigned 32-bit integers.

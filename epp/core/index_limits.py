@@ -30,6 +30,7 @@ class Tally:
     orphans: int = 0
     unresolved: int = 0
     skipped: int = 0
+    clears: int = 0
     refused: int = 0
     windowed: int = 0
     unsupported: int = 0
@@ -50,6 +51,7 @@ class Tally:
             self.orphans,
             self.unresolved,
             self.skipped,
+            self.clears,
             refused_blocks=self.refused,
             windowed_blocks=self.windowed,
             unsupported_blocks=self.unsupported,

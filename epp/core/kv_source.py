@@ -43,7 +43,8 @@ def choose_source(
     4 the computing endpoint's cache is not known  -> DESTINATION_UNKNOWN
     5 no servable block anywhere                   -> NO_HOLDER (or INCOMPATIBLE, UNVERIFIED)
     6 the sampled holder is the computing endpoint -> LOCAL_BEST
-    7 it gains less than the delta                 -> BELOW_DELTA
+    7 it gains less than the delta                 -> BELOW_DELTA (speculative blocks count at the
+                                                      computing endpoint, never at a holder)
     8                                              -> PULL
     """
     if not policy.configured:
@@ -68,7 +69,8 @@ def choose_source(
     chosen = _sample(band, weights, sampling_coordinate(request.request_id))
     if chosen.endpoint.id == computing.endpoint.id:
         return SourceChoice(None, SourceReason.LOCAL_BEST, considered, delta)
-    gain_tokens = chosen.match.servable_tokens - computing.match.cached_tokens
+    # what another request is bringing there counts: a second pull would move the same bytes again
+    gain_tokens = chosen.match.servable_tokens - computing.match.expected_tokens
     if gain_tokens < delta:
         return SourceChoice(None, SourceReason.BELOW_DELTA, considered, delta)
     source = KvSource(chosen.endpoint, chosen.match.servable_tokens, gain_tokens)

@@ -10,6 +10,7 @@ It must not know sequence numbers or claim states (`event_stream`), nor time, no
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from epp.core.group_events import (
     keys_in_main_group,
     store_in_group,
 )
-from epp.core.hashing import BlockHasher, pack_tokens, split_extra_keys
+from epp.core.hashing import BlockHasher, Family, PromptKeys, pack_tokens, split_extra_keys
 from epp.core.index_dump import (
     Columns,
     DumpRefused,
@@ -129,6 +130,7 @@ class PythonPrefixIndex:
             else:
                 assert isinstance(event, AllBlocksCleared)
                 tally.removed += sum(known.blocks.claims.values())
+                tally.clears += 1
                 self.clear(endpoint)
                 work = 0
             if self._cleared:
@@ -207,9 +209,14 @@ class PythonPrefixIndex:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def depths(self, query: PrefixQuery, endpoints: Iterable[EndpointId]) -> dict[EndpointId, Depths]:
+    def depths(
+        self,
+        query: PrefixQuery,
+        endpoints: Iterable[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
         result: dict[EndpointId, Depths] = {}
-        families: dict[tuple[str, int], list[tuple[EndpointId, int]]] = {}
+        families: dict[Family, list[tuple[EndpointId, int]]] = {}
         for endpoint in endpoints:
             known = self._endpoints[endpoint]
             result[endpoint] = Depths()
@@ -219,14 +226,16 @@ class PythonPrefixIndex:
         packed = pack_tokens(query.token_ids) if families else b""
         for (model, size), members in families.items():
             root = self._hasher.root(model, query.lora_name, query.cache_salt)
-            keys = self._hasher.chain(root, packed, size)
-            depths = self._table.depths(keys, [slot for _, slot in members])
+            chain = self._hasher.chain(root, packed, size)
+            if keys is not None:
+                keys[model, size] = array("Q", chain)
+            depths = self._table.depths(chain, [slot for _, slot in members])
             for endpoint, slot in members:
                 base = slot * LANES
                 result[endpoint] = Depths(
                     depths[base + ANY_LANE], depths[base + DEVICE_LANE], depths[base + CPU_LANE]
                 )
-            self._limit(result, keys, [e for e, _ in members if self._endpoints[e].blocks.groups])
+            self._limit(result, chain, [e for e, _ in members if self._endpoints[e].blocks.groups])
         return result
 
     def _limit(

@@ -119,7 +119,9 @@ class PrefixMatch:
     """How much of one prompt an endpoint holds, contiguous from block 0, in blocks of its own size.
 
     `blocks` ORs the tiers per block; `device_blocks` and `cpu_blocks` are the contiguous prefix in
-    that tier alone (a peer can serve the CPU prefix). Meaningless unless `state.has_claim`.
+    that tier alone (a peer can serve the CPU prefix). `speculative_blocks` is how far the prompt is
+    expected here because another request with it was just sent; 0 unless that is beyond `blocks`.
+    Meaningless unless `state.has_claim`.
     """
 
     state: ClaimState = ClaimState.UNKNOWN
@@ -128,10 +130,24 @@ class PrefixMatch:
     cpu_blocks: int = 0
     block_size_tokens: int = 0
     known_empty_start: bool = False  # we saw this engine from its first event on
+    speculative_blocks: int = 0
 
     @property
     def cached_tokens(self) -> int:
+        """Tokens the engine has reported."""
         return self.blocks * self.block_size_tokens if self.state.has_claim else 0
+
+    @property
+    def expected_blocks(self) -> int:
+        """Confirmed or on their way, whichever reaches further: a lower bound of both together, since
+        speculative blocks may fill a hole in front of confirmed ones."""
+        return self.speculative_blocks if self.speculative_blocks > self.blocks else self.blocks
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens a request that runs here need not compute anew: for placement and for the computing
+        side of a pull, never for what a peer could serve."""
+        return self.expected_blocks * self.block_size_tokens if self.state.has_claim else 0
 
     @property
     def servable_tokens(self) -> int:

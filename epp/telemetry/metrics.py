@@ -176,6 +176,11 @@ class PoolCollector(Collector):
             labels=["endpoint", "state"],
         )
         blocks = GaugeMetricFamily("kvpull_epp_index_blocks", "Blocks indexed.", labels=["endpoint", "tier"])
+        speculative = GaugeMetricFamily(
+            "kvpull_epp_speculative_entries",
+            "Prompts sent there whose blocks are not confirmed; overdue ones until they are swept.",
+            labels=["endpoint"],
+        )
         deaf = GaugeMetricFamily(
             "kvpull_epp_endpoint_deaf", "1: sends events, none could be applied.", labels=["endpoint"]
         )
@@ -187,11 +192,12 @@ class PoolCollector(Collector):
             for value in ClaimState:
                 state.add_metric([name, value.value], float(stats.state is value))
             deaf.add_metric([name], float(stats.deaf))
+            speculative.add_metric([name], stats.speculative_entries)
             blocks.add_metric([name, "device"], stats.index.device_blocks)
             blocks.add_metric([name, "cpu"], stats.index.cpu_blocks)
             for outcome, count in asdict(stats.counters).items():
                 events.add_metric([name, outcome], count)
-        yield from (state, blocks, deaf, events)
+        yield from (state, blocks, speculative, deaf, events)
 
     def _thresholds(self) -> Iterator[Metric]:
         current, policy = self._threshold_state(), self._picker.source_policy

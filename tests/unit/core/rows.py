@@ -44,6 +44,7 @@ def candidate(
     *,
     blocks: int = 0,
     cpu: int | None = None,
+    speculative: int = 0,
     device: int | None = None,
     state: ClaimState = ClaimState.LIVE,
     waiting: float | None = 0.0,
@@ -58,7 +59,12 @@ def candidate(
         EndpointMetrics(0.0, waiting, 0.0, usage, BLOCK, engine),
         InflightLoad(requests=requests),
         PrefixMatch(
-            state, blocks, blocks if device is None else device, blocks if cpu is None else cpu, BLOCK
+            state,
+            blocks,
+            blocks if device is None else device,
+            blocks if cpu is None else cpu,
+            BLOCK,
+            speculative_blocks=speculative,
         ),
     )
 
