@@ -216,14 +216,14 @@ class _Selection:
         terms = self.terms(candidate)
         if self._policy.by_class and (reason := self._class_refusal(terms, depth)):
             return reason
-        if self._refused_peers and not self._refused_peers.isdisjoint(peer_names(candidate)):
-            return SourceReason.PEER_REFUSED
         info = candidate.metrics.info
         if info is None or self._key is None:  # unverified: named as the reference would, unless refused
             if terms.require_verified:
                 return SourceReason.UNVERIFIED
         elif info.pull_key != self._key:
             return SourceReason.INCOMPATIBLE
+        if self._refused_peers and not self._refused_peers.isdisjoint(peer_names(candidate)):
+            return SourceReason.PEER_REFUSED
         limit = terms.max_inflight_pulls
         if limit is not None and candidate.load.pulls_served >= limit:
             return SourceReason.OVER_LIMIT

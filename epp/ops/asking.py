@@ -20,6 +20,8 @@ from epp.core.errors import ConfigError
 
 DEFAULT_URL: Final = "http://127.0.0.1:9090"
 MAX_ANSWER_BYTES: Final = 8 << 20
+# what reading an answer raises that is JSON, but not a picker's
+STRANGE: Final = (LookupError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def _ask(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(url, fault=None if error.code == 404 else _status(error.code))
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", None) or error
         return Answer(url, fault=str(reason) or type(error).__name__)
 

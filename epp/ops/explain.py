@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from epp.ops.asking import ask_all
+from epp.ops.asking import STRANGE, ask_all
 from epp.ops.text import printable
 
 Record = Mapping[str, Any]
@@ -37,15 +37,18 @@ def explain(arguments: argparse.Namespace) -> int:
     """0: printed; 1: no picker knows it; 3: not found, and some picker could not be asked."""
     unasked = False
     for answer in ask_all(arguments, f"/debug/kvpull/decisions/{quote(arguments.id, safe='')}"):
+        fault = answer.fault
         if answer.found:
-            if arguments.json:
-                print(json.dumps(answer.body, indent=2))
+            try:
+                said = json.dumps(answer.body, indent=2) if arguments.json else "\n".join(lines(answer.body))
+            except STRANGE:
+                fault = "its answer is no decision record"
             else:
-                print("\n".join(map(printable, lines(answer.body))))
-            return 0
-        if answer.fault is not None:
+                print("\n".join(map(printable, said.splitlines())))
+                return 0
+        if fault is not None:
             unasked = True
-            print(f"kvpull: {answer.url}: {answer.fault}", file=sys.stderr)
+            print(f"kvpull: {answer.url}: {fault}", file=sys.stderr)
     print(f"kvpull: no decision {arguments.id!r} is known (any more)", file=sys.stderr)
     return 3 if unasked else 1
 

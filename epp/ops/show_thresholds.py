@@ -11,7 +11,8 @@ from typing import Any
 
 from epp.core.errors import ConfigError
 from epp.core.thresholds import SETTING_NAMES
-from epp.ops.asking import Answer, ask_all
+from epp.ops.asking import STRANGE, Answer, ask_all
+from epp.ops.text import printable
 from epp.thresholds.document import MAX_DOCUMENT_BYTES, SETTING_PATHS
 from epp.thresholds.merge import Merged, Texts, merge_texts
 from sidecar.yaml_text import YamlTextError, read_text
@@ -21,20 +22,30 @@ _IN_FORCE = ("minCachedTokenDelta", "requireVerified", "inflightAwareness", "max
 
 def show(arguments: argparse.Namespace) -> int:
     """0: all pickers answer and agree; 1: content was refused, or pickers differ; 3: one did not answer."""
-    answers = list(ask_all(arguments, "/debug/kvpull/thresholds"))
+    answers = [_understood(a) for a in ask_all(arguments, "/debug/kvpull/thresholds")]
     if arguments.json:
         print(json.dumps({answer.url: answer.body for answer in answers}, indent=2))
     for answer in answers:
         if not answer.found:
             print(f"kvpull: {answer.url}: {answer.fault or 'has no such page'}", file=sys.stderr)
         elif not arguments.json:
-            print("\n".join(_lines(answer)))
+            print("\n".join(map(printable, _lines(answer))))
     if not all(answer.found for answer in answers):
         return 3
     differ = len({json.dumps([a.body["active"], a.body["rules"]], sort_keys=True) for a in answers}) > 1
     if differ:
         print("kvpull: the pickers do not have the same thresholds in force", file=sys.stderr)
     return int(differ or any(answer.body["rejected"] for answer in answers))
+
+
+def _understood(answer: Answer) -> Answer:
+    """The answer, if it is a picker's."""
+    if answer.found:
+        try:
+            list(_lines(answer))
+        except STRANGE:
+            return Answer(answer.url, fault="its answer is no thresholds page")
+    return answer
 
 
 def _lines(answer: Answer) -> Iterator[str]:

@@ -197,6 +197,12 @@ def test_a_refused_pair_is_not_named_and_the_next_best_is(rid: str) -> None:
     assert other.source.endpoint == bad.endpoint
 
 
+def test_a_known_mismatch_is_said_rather_than_that_the_engines_have_met_it() -> None:
+    row = candidate("a", blocks=50, engine=info(instance="bad", seed_fp="other"))
+    choice = choose_source(request(), [row], candidate("b", engine=info()), ON, frozenset({"bad"}))
+    assert choice.reason is SourceReason.INCOMPATIBLE
+
+
 def test_a_stock_engine_is_refused_by_the_address_of_its_row() -> None:
     row = candidate("a", blocks=50)
     row = replace(row, endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
