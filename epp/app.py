@@ -103,6 +103,7 @@ class _App:
             ),
             CacheView(index),
         )
+        self._metrics_port = 0  # once it is bound
         self._refusals = PeerRefusals()
         self._registry = CollectorRegistry()
         self._pull_metrics = PullMetrics(self._registry)
@@ -195,6 +196,7 @@ class _App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._server.request_stop)
         web_runner = await self._start_debug()
+        self._metrics_port = int(web_runner.addresses[0][1])
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
         try:
             await self._serve_with(background)
@@ -260,7 +262,12 @@ class _App:
         await self._parts.endpoints.loaded.wait()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
-            line = {"ready": True, "grpc_port": self._server.port, "health_port": self._server.health_port}
+            line = {
+                "ready": True,
+                "grpc_port": self._server.port,
+                "health_port": self._server.health_port,
+                "metrics_port": self._metrics_port,
+            }
             with os.fdopen(self._arguments.ready_fd, "w") as pipe:
                 pipe.write(json.dumps(line) + "\n")
 
