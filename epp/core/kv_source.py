@@ -150,9 +150,9 @@ class _Selection:
 
     def plain_band(self, candidates: Sequence[Candidate], depths: Sequence[int]) -> _Band | None:
         """`judged_band` where nothing special is known of any holder within a block of the best; None:
-        something is. One pass without a call, because a thousand holders may tie."""
-        policy, key = self._policy, self._key
-        if policy.by_class or self._refused_peers or policy.require_verified:
+        something is. One pass, without a call in the ordinary case: a thousand holders may tie."""
+        policy, key, refused_peers = self._policy, self._key, self._refused_peers
+        if policy.by_class:
             return None
         limit = policy.max_inflight_pulls
         most = sys.maxsize if limit is None else limit
@@ -161,13 +161,16 @@ class _Selection:
         rows: list[Candidate] = []
         weights: list[float] = []
         for depth, candidate in zip(depths, candidates, strict=True):
-            if not depth or depth + candidate.match.block_size_tokens < best:
+            if depth != best and (not depth or depth + candidate.match.block_size_tokens < best):
                 continue
             metrics, served = candidate.metrics, candidate.load.pulls_served
             info = metrics.info
-            if key is not None and info is not None and info.pull_key is not key:  # interned
-                return None
+            if info is None or info.pull_key is not key:  # interned
+                if policy.require_verified or (info is not None and key is not None):
+                    return None
             if served >= most or candidate.endpoint.draining:
+                return None
+            if refused_peers and not refused_peers.isdisjoint(peer_names(candidate)):
                 return None
             waiting = metrics.waiting_requests or 0.0
             rows.append(candidate)
@@ -263,6 +266,12 @@ def _sample(weights: Sequence[float], coordinate: float) -> int:
 
 def _deepest(candidates: Sequence[Candidate], depths: Sequence[int]) -> tuple[Candidate, ...]:
     """The `MAX_RECORDED` deepest holders, deepest first."""
+    best = max(depths)
+    if depths.count(best) >= MAX_RECORDED:  # they tie: no need to rank the rest
+        found = [depths.index(best)]
+        while len(found) < MAX_RECORDED:
+            found.append(depths.index(best, found[-1] + 1))
+        return tuple(candidates[i] for i in found)
     least = max(1, sorted(depths)[-MAX_RECORDED:][0])
     deeper = [i for i, depth in enumerate(depths) if depth > least]
     equal = itertools.islice((i for i, depth in enumerate(depths) if depth == least), MAX_RECORDED)

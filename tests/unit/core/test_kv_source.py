@@ -287,7 +287,7 @@ def test_a_record_is_cut_but_never_loses_the_sampled_holder() -> None:
 
 # --- the fast path decides what the slow one decides ------------------------------------------------
 
-_INFOS = (None, info(), info(seed_fp="other"))
+_INFOS = (None, info(), info(seed_fp="other"), info(instance="met"))
 _row = st.builds(
     lambda n, blocks, waiting, pulls, engine, draining: candidate(
         f"e{n}", blocks=blocks, waiting=waiting, pulls=pulls, engine=engine, draining=draining
@@ -299,21 +299,51 @@ _row = st.builds(
     st.sampled_from(_INFOS),
     st.booleans(),
 )
+_policy = st.builds(
+    lambda aware, verified, limit: replace(
+        ON, inflight_awareness=aware, require_verified=verified, max_inflight_pulls=limit
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(0, 3),
+)
 
 
 @given(
     st.lists(_row, min_size=1, max_size=9, unique_by=lambda c: c.endpoint.id),
     st.sampled_from(_INFOS),
-    st.booleans(),
-    st.none() | st.integers(0, 3),
+    _policy,
+    st.sampled_from([frozenset(), frozenset({"met"}), frozenset({"nobody"})]),
     ids,
 )
 def test_both_ways_through_the_rule_give_one_answer(
-    rows: list[Candidate], engine: EngineInfo | None, aware: bool, limit: int | None, rid: str
+    rows: list[Candidate], engine: EngineInfo | None, policy: SourcePolicy, refused: frozenset[str], rid: str
 ) -> None:
     rows.sort(key=lambda c: c.endpoint.id)
     here = candidate("z", blocks=2, engine=engine)
-    policy = replace(ON, inflight_awareness=aware, max_inflight_pulls=limit)
-    fast = choose_source(request(rid), rows, here, policy)
-    slow = choose_source(request(rid), rows, here, policy, frozenset({"nobody"}))  # forbids the short cut
+    fast = choose_source(request(rid), rows, here, policy, refused)
+    no_short_cut = replace(policy, by_class={"nobody's": policy})
+    slow = choose_source(request(rid), rows, here, no_short_cut, refused)
     assert replace(fast, refused=()) == replace(slow, refused=())
+
+
+def test_a_burst_between_two_scrapes_does_not_herd() -> None:
+    """Eight equal holders, one of them with the shortest queue; 64 pulls before the next scrape."""
+
+    def burst(policy: SourcePolicy) -> Counter[str]:
+        served: Counter[str] = Counter()
+        for number in range(64):
+            rows = [
+                candidate(pod, blocks=50, waiting=0.0 if pod == "a" else 4.0, pulls=served[pod])
+                for pod in "abcdefgh"
+            ]
+            source = choose_source(request(f"burst-{number}"), rows, candidate("z"), policy).source
+            assert source is not None
+            served[source.endpoint.id.pod] += 1
+        return served
+
+    blind = burst(replace(ON, inflight_awareness=False))
+    aware = burst(ON)
+    assert blind["a"] > 64 * 0.3, "every request prefers the queue that was short a scrape ago"
+    assert aware["a"] <= 64 * 0.2
+    assert max(aware.values()) < max(blind.values())
