@@ -91,7 +91,8 @@ class Director:
     async def _scheduling_request(self, head: RequestHead, parsed: ParsedRequest) -> SchedulingRequest:
         token_ids = None
         models = self._picker.models
-        self._metrics.request.asked(parsed.size_bytes, base_model=models.is_base(parsed.model))
+        is_base = models.is_base(parsed.model)
+        self._metrics.request.asked(parsed.model, parsed.size_bytes, is_base=is_base)
         if parsed.prompt is None:
             self._metrics.untokenised.labels(parsed.no_prompt or "no_prompt").inc()
         elif self._tokeniser is None:

@@ -96,10 +96,10 @@ def _shape_of(path: str) -> _Shape | None:
 
 def _read_fields(body: bytes, headers: Mapping[str, str], *, may_refuse: bool) -> dict[str, Any]:
     encodings = content_encodings(headers.get("content-encoding", ""))
+    if not may_refuse and (encodings or body[:64].lstrip()[:1] != b"{"):
+        raise NoPrompt(Reason.PATH)  # multipart and the like: not even tried
     if encodings:
         body = decode_body(body, encodings)
-    if not may_refuse and body[:64].lstrip()[:1] != b"{":
-        raise NoPrompt(Reason.PATH)  # multipart and the like: not even tried
     try:
         return load_object(body)
     except BadRequest:

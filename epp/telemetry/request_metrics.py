@@ -31,7 +31,7 @@ class RequestMetrics:
 
         self._by_model = Counter(
             "kvpull_epp_requests_by_model",
-            "base: for the pool's base model; other: for an adapter, or a name nobody told us of.",
+            "base: the pool's base model; other: an adapter, or a name nobody told us of; none: not named.",
             ["model"],
             registry=registry,
         )
@@ -54,9 +54,9 @@ class RequestMetrics:
         self._gaps = GapHistogram()
         registry.register(self._gaps)
 
-    def asked(self, size_bytes: int, *, base_model: bool) -> None:
-        """A request has been understood, or not, and will be routed."""
-        self._by_model.labels("base" if base_model else "other").inc()
+    def asked(self, model: str, size_bytes: int, *, is_base: bool) -> None:
+        """A request has been understood, or not, and will be routed. `model` is what it names."""
+        self._by_model.labels("none" if not model else "base" if is_base else "other").inc()
         self._size_bytes.observe(size_bytes)
 
     def ended(self, outcome: Outcome, duration_s: float) -> None:

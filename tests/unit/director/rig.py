@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ BASE = "base-model"
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: LocalTokenizer | None = None) -> None:
         self.pool = Pool()
         self.registry = CollectorRegistry()
-        self.tokeniser = LocalTokeniser(LocalTokenizer.load(TOKENIZER_DIRECTORY), budget_s=30.0)
+        self.tokeniser = LocalTokeniser(tokenizer or LocalTokenizer.load(TOKENIZER_DIRECTORY), budget_s=30.0)
         self.director = Director(
             self.pool.picker, self.tokeniser, PickerMetrics(self.registry), clock=lambda: 0.0
         )
@@ -73,6 +74,10 @@ class Rig:
         assert prompt is not None
         ids = await self.tokeniser.token_ids(prompt)
         assert ids is not None
+        return self.hold_ids(pod, ids, lora_name=lora_name)
+
+    def hold_ids(self, pod: str, ids: Sequence[int], *, lora_name: str | None = None) -> int:
+        """`pod` says that it holds all whole blocks of these tokens; returns how many tokens those are."""
         blocks = len(ids) // BLOCK
         seq = self._batches[pod] = self._batches.get(pod, -1) + 1
         event = BlockStored(

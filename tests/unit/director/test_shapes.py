@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.director.rig import BASE, Rig
+from epp.request.chat_template import ChatTemplate
+from epp.request.local_tokenizer import LocalTokenizer
+from tests.unit.core.test_endpoint_picker import BLOCK
+from tests.unit.director.rig import BASE, TOKENIZER_DIRECTORY, Rig
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 USER = {"role": "user", "content": "What is it about?"}
@@ -54,7 +57,8 @@ async def test_kinds_of_model_names_are_counted() -> None:
     rig = Rig()
     for model in (BASE, "", "adapter-1", "adapter-2"):
         await rig.route(completion(model))
-    assert rig.value('kvpull_epp_requests_by_model_total{model="base"}') == 2
+    assert rig.value('kvpull_epp_requests_by_model_total{model="base"}') == 1
+    assert rig.value('kvpull_epp_requests_by_model_total{model="none"}') == 1
     assert rig.value('kvpull_epp_requests_by_model_total{model="other"}') == 2
     assert "adapter-1" not in rig.metrics_page()
 
@@ -120,6 +124,26 @@ async def test_s_b07_the_whole_conversation_decides() -> None:
         cached = await rig.cached_tokens(fields, path)
         assert cached.pop(pod) == held[pod]
         assert all(0 < tokens < held[pod] - 150 for tokens in cached.values())
+
+
+async def test_s_b13_only_real_token_matches_count() -> None:
+    """A template with a blank before answers: what was generated has none, so the history that comes
+    back matches up to the end of the first prompt, and not a token further."""
+    shipped = LocalTokenizer.load(TOKENIZER_DIRECTORY)
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ ' ' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rig = Rig(LocalTokenizer(shipped._tokenizer, chat_template=ChatTemplate(source)))
+    path = "/v1/chat/completions"
+    turn = {"role": "user", "content": TEXT}
+    await rig.route({"model": BASE, "messages": [turn]}, path)
+    first = list(rig.requests[-1].token_ids or ())
+    answer = "Foxes and dogs. " * 60
+    rig.hold_ids("a", [*first, *shipped.encode(answer, add_special_tokens=False)])
+    history = {"model": BASE, "messages": [turn, {"role": "assistant", "content": answer}, USER]}
+    cached = (await rig.cached_tokens(history, path))["a"]
+    assert 0 < len(first) - cached < 2 * BLOCK
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def test_a_changed_byte_is_no_fault(data: bytes, at: int, byte: int) -> None:
         decode_body(bytes(body), ("gzip",))
 
 
+def test_paths_without_prompts_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_DECODERS", {"gzip": pytest.fail})
+    headers = {"content-encoding": "gzip"}
+    assert parse_request(gzip.compress(BODY), "/v1/embeddings", headers).no_prompt == "path"
+
+
 def test_only_what_has_to_be_decoded_leaves_the_loop() -> None:
     assert not blocks_for_long(BODY * 1000, {})
     assert not blocks_for_long(None, {"content-encoding": "gzip"})
