@@ -56,6 +56,7 @@ class Director:
         self._routing_key = routing_key
         self._clock = clock
         self._unix_clock = unix_clock
+        self._warned = False
 
     async def decide(self, head: RequestHead, body: bytes | None) -> Routing:
         """Route one request.
@@ -92,6 +93,8 @@ class Director:
         token_ids = None
         models = self._picker.models
         is_base = models.is_base(parsed.model)
+        if not is_base and not models.any_known:
+            self._warn_no_base_model()
         self._metrics.request.asked(parsed.model, parsed.size_bytes, is_base=is_base)
         if parsed.prompt is None:
             self._metrics.untokenised.labels(parsed.no_prompt or "no_prompt").inc()
@@ -110,6 +113,14 @@ class Director:
             size_bytes=parsed.size_bytes,
             subset=head.subset,
         )
+
+    def _warn_no_base_model(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "no engine has named its base model yet (label model_name of its gauges): requests that name "
+                "a model match nothing; if this lasts, set servedModelNames of the token-producer"
+            )
 
     def _routing(self, decision: SchedulingDecision, decided_at_s: float) -> Routing:
         """Every routing header is either ours or gone, whatever the client sent."""

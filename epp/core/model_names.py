@@ -42,6 +42,11 @@ class ModelNames:
             if not self._counts[name]:
                 del self._counts[name]
 
+    @property
+    def any_known(self) -> bool:
+        """False: no request that names a model can match anything."""
+        return bool(self._configured or self._counts)
+
     def is_base(self, name: str) -> bool:
         """Whether a request for `name` is one for the base model, as one that names none is."""
         return not name or name in self._configured or name in self._counts

@@ -43,12 +43,13 @@ async def test_a_request_without_a_model_is_for_the_base_model(model: str | None
     assert await rig.cached_tokens(completion(model)) == {"a": held}
 
 
-async def test_without_a_known_base_model_nothing_is_claimed() -> None:
+async def test_without_a_known_base_model_nothing_is_claimed(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     held = await rig.hold("a", completion())
     for pod in "abc":
         rig.serves(pod, None)
-    assert await rig.cached_tokens(completion()) == {}
+    assert await rig.cached_tokens(completion()) == await rig.cached_tokens(completion()) == {}
+    assert caplog.text.count("servedModelNames") == 1
     rig.serves("c", BASE)
     assert await rig.cached_tokens(completion()) == {"a": held}
 
