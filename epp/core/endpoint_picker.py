@@ -17,6 +17,7 @@ from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import LoadLedger
+from epp.core.model_names import ModelNames
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
@@ -43,6 +44,7 @@ class PickerSettings:
     metrics_staleness_s: float = 2.0
     ledger_capacity: int = 4096
     pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
+    base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
 
     @property
     def pull_lease_s(self) -> float:
@@ -68,6 +70,7 @@ class EndpointPicker:
         self._metrics: dict[EndpointId, EndpointMetrics] = {}
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
+        self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
@@ -81,6 +84,10 @@ class EndpointPicker:
     @property
     def ledger(self) -> LoadLedger:
         return self._ledger
+
+    @property
+    def models(self) -> ModelNames:
+        return self._models
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -112,12 +119,14 @@ class EndpointPicker:
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.pop(endpoint_id, None)
+        self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
         """Latest scrape; ignored for an endpoint that has left the pool."""
         if endpoint_id in self._endpoints:
             self._metrics[endpoint_id] = metrics
+            self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
         self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float

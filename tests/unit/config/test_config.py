@@ -242,3 +242,10 @@ def test_a_time_to_live_that_is_none_is_refused(value: str) -> None:
 def test_the_switch_of_speculation_is_a_boolean(value: str) -> None:
     with pytest.raises(ConfigError, match=r"parameters: speculativeIndexing: "):
         parse_config(with_speculation(f"speculativeIndexing: {value}"))
+
+
+def test_names_of_the_base_model() -> None:
+    assert parse_config(BASE).settings.base_models == ()
+    producer = "- type: token-producer\n  parameters: {modelName: org/m, servedModelNames: [m, alias]}\n"
+    config = parse_config(BASE.replace("plugins:\n", "plugins:\n" + producer, 1))
+    assert config.settings.base_models == ("org/m", "m", "alias")
