@@ -71,7 +71,7 @@ def tree_figures(scale: int) -> dict[str, float]:
     match_us = median_us(lambda n: tree.match(flying[n % IN_FLIGHT], 1.0))
     shared = [flying[n][: SHARED_BLOCKS * scale] + flying[n + 1][-9:] for n in range(8)]
     shared_us = median_us(lambda n: tree.match(shared[n % 8], 1.0))
-    withdraw_us = median_us(lambda n: tree.withdraw(claims[n], 3.0 + n / 1_000))
+    withdraw_us = median_us(lambda n: tree.withdraw(claims[n], 1))
     tree.check_integrity()
     return {"insert": insert_us, "match": match_us, "match_shared": shared_us, "withdraw": withdraw_us}
 

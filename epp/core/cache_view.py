@@ -328,8 +328,8 @@ class CacheView:
     # --- where requests went --------------------------------------------------------------------
 
     def place(self, decision_id: str, look_up: LookUp, endpoints: Iterable[EndpointId], now_s: float) -> None:
-        """The looked-up prompt goes to `endpoints`: expect it there. Only where a claim can confirm or
-        deny it, and in blocks of the size that the engine has shown."""
+        """The looked-up prompt goes to `endpoints`: expect it there, unless all of it is there already.
+        Only where a claim can confirm or deny it, and in blocks of the size that the engine has shown."""
         if self._speculative is None or not look_up.keys:
             return
         placed = []
@@ -337,7 +337,7 @@ class CacheView:
             view, match = self._views.get(endpoint), look_up.matches.get(endpoint, NO_MATCH)
             if view is not None and match.state.has_claim:
                 keys = look_up.keys.get((view.model, match.block_size_tokens))
-                if keys is not None:
+                if keys is not None and match.blocks < len(keys):
                     placed.append((endpoint, keys))
         self._speculative.place(decision_id, placed, now_s)
 

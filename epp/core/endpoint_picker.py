@@ -181,6 +181,8 @@ class EndpointPicker:
     def release(self, decision_id: str, outcome: Outcome | None = None) -> bool:
         """End a request in whatever way it ended. Idempotent: False if it was already released."""
         released = self._ledger.release(decision_id)
+        if outcome is not None and outcome.completed and outcome.status == 200:
+            self._cache.on_first_token(decision_id)  # it had one, also where the gateway shows no bodies
         self._cache.on_release(decision_id)
         if released:
             self._ring.close(decision_id, outcome or Outcome())

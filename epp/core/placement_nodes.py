@@ -20,14 +20,15 @@ from epp.core.hashing import PromptKeys
 
 
 class Claim:
-    """One placement of a prompt; `expires_at_s` moves when the prompt is placed there again. `node` is
-    where the prompt ends, None once the claim has ended."""
+    """A prompt on an endpoint; `expires_at_s` and `placements` grow when it is placed there again. `node`
+    is where the prompt ends, None once the claim has ended."""
 
-    __slots__ = ("endpoint", "expires_at_s", "node")
+    __slots__ = ("endpoint", "expires_at_s", "node", "placements")
 
     def __init__(self, endpoint: EndpointId, expires_at_s: float, node: Node) -> None:
         self.endpoint = endpoint
         self.expires_at_s = expires_at_s
+        self.placements = 1
         self.node: Node | None = node
 
 

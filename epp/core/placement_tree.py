@@ -108,6 +108,7 @@ class PlacementTree:
             self._by_endpoint.setdefault(endpoint, OrderedDict())[claim] = None
             self._set_timer(claim)
         else:
+            claim.placements += 1
             claim.expires_at_s = max(claim.expires_at_s, expires_at_s)
             self._recency.move_to_end(claim)
             self._by_endpoint[endpoint].move_to_end(claim)
@@ -115,10 +116,10 @@ class PlacementTree:
 
     # --- ends of claims ---------------------------------------------------------------------------
 
-    def withdraw(self, claim: Claim, expires_at_s: float) -> bool:
-        """Mutates: the placement that was made with this expiry came to nothing. False: the claim has
-        ended already, or the prompt was placed there again since, and that still stands."""
-        if claim.node is None or claim.expires_at_s > expires_at_s:
+    def withdraw(self, claim: Claim, placements: int) -> bool:
+        """Mutates: a placement came to nothing; `placements` is what the claim counted with it. False:
+        the claim has ended already, or the prompt was placed there again since, and that still stands."""
+        if claim.node is None or claim.placements > placements:
             return False
         self._end(claim)
         return True

@@ -42,15 +42,15 @@ class SpeculativeEntries:
     def __init__(self, settings: SpeculationSettings) -> None:
         self._ttl_s = settings.ttl_s
         self._tree = PlacementTree(settings.limits)
-        self._pending: dict[str, tuple[float, tuple[Claim, ...]]] = {}  # until first token or end
+        self._pending: dict[str, list[tuple[Claim, int]]] = {}  # until first token or end
 
     def place(self, placement_id: str, placed: Iterable[tuple[EndpointId, PromptKeys]], now_s: float) -> None:
         """Mutates: a request with these keys goes to these endpoints."""
         expires_at_s = now_s + self._ttl_s
         claims = [self._tree.insert(keys, endpoint, expires_at_s) for endpoint, keys in placed]
-        made = tuple(claim for claim in claims if claim is not None)
+        made = [(claim, claim.placements) for claim in claims if claim is not None]
         if made:
-            self._pending[placement_id] = (expires_at_s, made)
+            self._pending[placement_id] = made
 
     def settle(self, placement_id: str) -> None:
         """Mutates: the prompt was computed; how the request ends says nothing about its blocks now."""
@@ -58,9 +58,8 @@ class SpeculativeEntries:
 
     def withdraw(self, placement_id: str) -> None:
         """Mutates: the request has ended. Without a first token its blocks never came. Idempotent."""
-        expires_at_s, claims = self._pending.pop(placement_id, (0.0, ()))
-        for claim in claims:
-            self._tree.withdraw(claim, expires_at_s)
+        for claim, placements in self._pending.pop(placement_id, ()):
+            self._tree.withdraw(claim, placements)
 
     def forget(self, endpoint: EndpointId) -> None:
         """Mutates: whatever was on its way to `endpoint`, its cache is empty, or gone."""

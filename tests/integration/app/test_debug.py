@@ -90,7 +90,7 @@ async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> Non
 
 async def test_speculative_entries_are_counted() -> None:
     pool = Pool(speculation=SpeculationSettings())
-    pool.hold("b")
+    pool.hold("b", blocks=100)
     decision = pool.ask()
     registry = CollectorRegistry()
     registry.register(PoolCollector(pool.picker, ThresholdState, PeerRefusals(), clock=lambda: 0.0))
@@ -100,8 +100,9 @@ async def test_speculative_entries_are_counted() -> None:
         assert pool.ask("r2").destination == decision.destination
         answer = await client.get("/debug/kvpull/decisions/r2", headers=AUTH)
         rows = {row["pod"]: row for row in (await answer.json())["candidates"]}
-        assert (rows["b"]["cached_tokens"], rows["b"]["expected_tokens"]) == (3200, 3200)
-        pool.picker.release(decision.decision_id)
+        assert (rows["b"]["cached_tokens"], rows["b"]["expected_tokens"]) == (1600, 3200)
+        for decision_id in ("d1", "d2"):
+            pool.picker.release(decision_id)
         assert 'speculative_entries{endpoint="b/0"} 0.0' in await (await client.get("/metrics")).text()
 
 

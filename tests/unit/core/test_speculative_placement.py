@@ -113,11 +113,14 @@ def test_a_failed_pull_does_not_stop_the_next_one() -> None:
     assert (again.destination.id.pod, again.kv_source and again.kv_source.id.pod) == ("a", "b")
 
 
-def test_a_computed_prompt_stays_expected_when_its_answer_ends() -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_computed_prompt_stays_expected_when_its_answer_ends(seen: bool) -> None:
+    """Also where the gateway shows no response bodies (S-A07)."""
     pool = pulling_pool()
     only = frozenset({"10.0.0.0", "10.0.0.1"})
     first = pool.ask("r1", subset=only)
-    pool.picker.first_token(first.decision_id)
+    if seen:
+        pool.picker.first_token(first.decision_id)
     pool.picker.release(first.decision_id, Outcome(status=200, completed=True))
     assert matches(pool)["a"].speculative_blocks == BLOCKS
     assert pool.ask("r2", subset=only, now_s=0.1).kv_source is None

@@ -30,7 +30,7 @@ class Placed(NamedTuple):
     claim: Claim
     endpoint: EndpointId
     prompt: Prompt
-    expires_at_s: float
+    placements: int
 
 
 class PlacementMachine(RuleBasedStateMachine):
@@ -40,6 +40,7 @@ class PlacementMachine(RuleBasedStateMachine):
         super().__init__()
         self.tree = PlacementTree()
         self.model: dict[tuple[EndpointId, Prompt], float] = {}
+        self.placements: dict[tuple[EndpointId, Prompt], int] = {}
         self.now_s = 0.0
 
     @rule(target=placed, prompt=prompts, endpoint=endpoints, lifetime_s=lifetimes)
@@ -55,16 +56,18 @@ class PlacementMachine(RuleBasedStateMachine):
                 del self.model[shorter]
         entry = (endpoint, prompt)
         self.model[entry] = max(expires_at_s, self.model.get(entry, expires_at_s))
-        return Placed(claim, endpoint, prompt, expires_at_s)
+        placements = self.placements[entry] = self.placements.get(entry, 0) + 1
+        assert claim.placements == placements
+        return Placed(claim, endpoint, prompt, placements)
 
     @rule(placed=placed)
     def withdraw(self, placed: Placed | None) -> None:
         if placed is None:
             return
         ended_before = placed.claim.node is None
-        withdrawn = self.tree.withdraw(placed.claim, placed.expires_at_s)
+        withdrawn = self.tree.withdraw(placed.claim, placed.placements)
         entry = (placed.endpoint, placed.prompt)
-        assert withdrawn == (not ended_before and self.model[entry] <= placed.expires_at_s)
+        assert withdrawn == (not ended_before and self.placements[entry] == placed.placements)
         if withdrawn:
             del self.model[entry]
 
@@ -110,6 +113,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
+        self.placements = {e: n for e, n in self.placements.items() if e in self.model}
         self.tree.check_integrity()
         assert self.tree.claims == len(self.model)
         blocks = {held[: i + 1] for _, held in self.model for i in range(len(held))}

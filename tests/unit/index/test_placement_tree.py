@@ -115,10 +115,10 @@ def test_withdrawing_ends_one_placement_only() -> None:
     tree.insert(chain([1, 2, 3]), B, 2.0)
     assert first is not None
     assert second is not None
-    assert tree.withdraw(first, 2.0)
-    assert not tree.withdraw(first, 2.0)
+    assert tree.withdraw(first, 1)
+    assert not tree.withdraw(first, 1)
     assert tree.match(chain([1, 2, 3]), 0.0) == {A: 2, B: 3}
-    assert tree.withdraw(second, 2.0)
+    assert tree.withdraw(second, 1)
     assert tree.match(chain([1, 2, 3]), 0.0) == {B: 3}
     tree.check_integrity()
 
@@ -126,12 +126,12 @@ def test_withdrawing_ends_one_placement_only() -> None:
 def test_withdrawing_leaves_a_later_placement_of_the_same_prompt() -> None:
     tree = PlacementTree()
     first = tree.insert(PROMPT, A, 2.0)
-    again = tree.insert(PROMPT, A, 3.0)
+    again = tree.insert(PROMPT, A, 2.0)
     assert first is not None
     assert again is not None
-    assert not tree.withdraw(first, 2.0)
-    assert tree.match(PROMPT, 2.5) == {A: 100}
-    assert tree.withdraw(again, 3.0)
+    assert not tree.withdraw(first, 1)
+    assert tree.match(PROMPT, 1.5) == {A: 100}
+    assert tree.withdraw(again, 2)
     assert tree.match(PROMPT, 0.0) == {}
 
 

@@ -173,6 +173,17 @@ def test_confirmed_blocks_take_its_place(new_view: NewView) -> None:
     assert (match.blocks, match.speculative_blocks, match.expected_blocks) == (3, 0, 3)
 
 
+def test_a_prompt_that_is_there_is_not_expected(new_view: NewView) -> None:
+    view = new_view()
+    view.tell(stored(PROMPT, 10))
+    view.place(A)
+    assert view.view.stats(A).speculative_entries == 0
+    view.tell(BlockRemoved(CacheTier.DEVICE, (EngineBlockHash(10),)))
+    assert view.look_up().matches[A].expected_blocks == 9
+    view.place(A)
+    assert view.look_up().matches[A].expected_blocks == 10
+
+
 def test_a_hole_in_the_confirmed_blocks_leaves_a_lower_bound(new_view: NewView) -> None:
     """Speculative 0-4 and confirmed 5-9 together are 10 deep; 5 is claimed."""
     view = new_view()
@@ -208,8 +219,8 @@ def test_a_failed_request_takes_only_its_own_entry_along(new_view: NewView) -> N
     longer = view.place(A, now_s=0.0, tokens=[*PROMPT[:16], *range(500, 516)])
     view.view.on_release(longer)
     assert view.speculative(now_s=0.0) == 5
-    failed = view.place(A, now_s=0.1, tokens=PROMPT[:20])
-    view.place(A, now_s=0.2, tokens=PROMPT[:20])
+    failed = view.place(A, tokens=PROMPT[:20])
+    view.place(A, tokens=PROMPT[:20])  # in the same instant
     view.view.on_release(failed)
     assert view.speculative(now_s=0.3) == 5
 
