@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
+from epp.request.cut_rules import CutRules, cut_rules
 
 
 class LocalTokenizer:
@@ -72,6 +73,10 @@ class LocalTokenizer:
         """Token ids of each text. A text with lone surrogates has none: `UnicodeEncodeError`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def cut_rules(self) -> CutRules:
+        """Where texts may be cut without a change of their tokens. Takes a while: once, at start."""
+        return cut_rules(self._tokenizer)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
