@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from array import array
 from collections import Counter
@@ -28,7 +29,7 @@ from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
 _log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET_S: Final = 1.0
-DEFAULT_WORKERS: Final = 2
+MAX_DEFAULT_WORKERS: Final = 4
 DEFAULT_MAX_PENDING: Final = 64
 
 
@@ -64,18 +65,19 @@ class LocalTokeniser:
         self,
         tokenizer: LocalTokenizer,
         *,
-        workers: int = DEFAULT_WORKERS,
+        workers: int | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
         budget_s: float = DEFAULT_BUDGET_S,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        """`max_pending` bounds prompts that run or wait for a thread; more are "overloaded".
+        """`workers` threads; None: as many as there are cores but one, which the event loop needs, and at
+        most four. `max_pending` bounds prompts that run or wait for a thread; more are "overloaded".
         `cache_bytes` bounds the memory of token ids seen before. Blocks: examines the tokenizer."""
         self._tokenizer = tokenizer
         self.rules: Final = tokenizer.cut_rules()
         self._cache = TokenCache(cache_bytes)
         self._encoder = IncrementalEncoder(tokenizer, self.rules, self._cache)
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="tokenise")
+        self._executor = ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="tokenise")
         self._max_pending = max_pending
         self._budget_s = budget_s
         self._pending: set[Future[array[int]]] = set()
@@ -151,6 +153,10 @@ class LocalTokeniser:
         if place not in self._reported:
             self._reported.add(place)
             _log.warning("tokenizer failed, requests like this are routed by load: %s", place)
+
+
+def _default_workers() -> int:
+    return max(1, min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1))
 
 
 class _EncodingFailed(Exception):
