@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
@@ -49,6 +50,9 @@ from sidecar.routing_auth import load_routing_key
 
 log = logging.getLogger(__name__)
 
+# The event loop waits at most this long for a thread that runs Python (chat templates do, for milliseconds)
+SWITCH_INTERVAL_S = 0.001
+
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run the picker until SIGTERM or SIGINT.
@@ -64,6 +68,7 @@ def serve(arguments: argparse.Namespace) -> int:
     for note in config.notes:
         log.warning("%s", note)
     _check_ready_fd(arguments.ready_fd)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_App(arguments, config).run())
     except ConfigError:

@@ -227,8 +227,8 @@ def _begins_word(step: Mapping[str, Any]) -> bool:
         return True
     if kind == "ByteLevel" and step.get("use_regex", True):
         return _pattern_begins_word(GPT2_PATTERN)  # add_prefix_space: not where a piece begins with a blank
-    if kind == "Punctuation" and step["behavior"] in ("Isolated", "Removed"):
-        return False
+    if kind == "Punctuation" and step["behavior"] in ("Isolated", "Removed", "Contiguous"):
+        return False  # neither side of the cut is a mark
     if kind == "Split" and step["behavior"] in ("Isolated", "Removed") and "Regex" in step["pattern"]:
         return _pattern_begins_word(step["pattern"]["Regex"])
     raise Unsafe(f"pre-tokenizer {kind} in this form")

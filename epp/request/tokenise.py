@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -119,9 +118,9 @@ class LocalTokeniser:
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
     async def _encode_within_budget(self, prompt: TextPrompt | ChatPrompt) -> tuple[array[int] | None, str]:
-        abandoned = threading.Event()
+        caller = _Caller()
         try:
-            future = self._executor.submit(self._encode, prompt, abandoned.is_set)
+            future = self._executor.submit(self._encode, prompt, caller.has_left)
         except RuntimeError:  # closed
             return None, "overloaded"
         self._pending.add(future)
@@ -137,7 +136,7 @@ class LocalTokeniser:
             return None, "failed"
         finally:
             future.cancel()  # takes it out of the queue if no thread has begun with it
-            abandoned.set()  # and a thread that has begun stops at the next segment
+            caller.left = True  # and a thread that has begun stops at the next segment
 
     def _encode(self, prompt: TextPrompt | ChatPrompt, given_up: Callable[[], bool]) -> array[int]:
         """Runs in a worker thread. Chat: the template writes its own begin token, so none is added."""
@@ -157,6 +156,18 @@ class LocalTokeniser:
 
 def _default_workers() -> int:
     return max(1, min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1))
+
+
+class _Caller:
+    """Who waits for a text; read by the thread that encodes it."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def has_left(self) -> bool:
+        return self.left
 
 
 class _EncodingFailed(Exception):

@@ -79,4 +79,6 @@ def _frame_token(tokenizer: Tokenizer, config: Mapping[str, Any], which: str) ->
     text = token_text(config.get(f"{which}_token"))
     if config.get(f"add_{which}_token") is not True or text is None:
         return []
-    return [(text, tokenizer.token_to_id(text))]  # known: it was added if it was missing
+    number = tokenizer.token_to_id(text)
+    assert number is not None, "it was added where it was missing"
+    return [(text, number)]

@@ -174,6 +174,25 @@ def _deepseek() -> Tokenizer:
     return tokenizer
 
 
+def _falcon() -> Tokenizer:
+    tokenizer = _byte_level(None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation(behavior="contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated"),
+        ]
+    )
+    return tokenizer
+
+
+def _strip() -> Tokenizer:
+    """Normalizers that depend on where a piece begins and ends."""
+    steps = [normalizers.Strip(), normalizers.Prepend("_"), normalizers.Replace("ab", "c")]
+    return _byte_level(GPT4, normalizers.Sequence(steps))
+
+
 _BUILDERS: Final[dict[str, Callable[[], Tokenizer]]] = {
     "shipped": lambda: Tokenizer.from_file(str(CONFIG / "tokenizer.json")),
     "gpt2": lambda: _byte_level(None),
@@ -183,6 +202,7 @@ _BUILDERS: Final[dict[str, Callable[[], Tokenizer]]] = {
     "o200k": lambda: _byte_level(O200K),
     "deepseek": _deepseek,
     "phi": _phi,
+    "falcon": _falcon,
     "metaspace_first": lambda: _metaspace("first"),
     "metaspace_always": lambda: _metaspace("always"),
     "metaspace_never": lambda: _metaspace("never"),
@@ -192,8 +212,9 @@ _BUILDERS: Final[dict[str, Callable[[], Tokenizer]]] = {
     "llama2": _llama2,
     "metaspace_unsplit": _metaspace_unsplit,
     "gemma": _gemma,
+    "strip": _strip,
 }
-AT_BLANKS: Final = tuple(list(_BUILDERS)[:13])
+AT_BLANKS: Final = tuple(list(_BUILDERS)[:14])
 ALL: Final = tuple(_BUILDERS)
 
 
