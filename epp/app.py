@@ -41,6 +41,7 @@ from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
+from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.snapshots import SnapshotCollector
@@ -130,6 +131,7 @@ class _App:
         )
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SnapshotCollector(replicas.facts))
+        self._registry.register(KvEventsCollector(self._picker, self._parts.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
 
     def _build_parts(self, config: EppConfig) -> _Parts:

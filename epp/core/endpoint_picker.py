@@ -109,9 +109,13 @@ class EndpointPicker:
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool."""
-        if endpoint_id in self._endpoints:
-            self._metrics[endpoint_id] = metrics
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
+        if endpoint_id not in self._endpoints:
+            return
+        before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
+        if metrics.asleep and not before.asleep:
+            self._cache.distrust(endpoint_id)
+        self._metrics[endpoint_id] = metrics
 
     # --- thresholds -----------------------------------------------------------------------------
     def set_thresholds(self, thresholds: PullThresholds) -> None:

@@ -94,6 +94,7 @@ class EndpointMetrics:
     kv_usage: float | None = None  # 0..1 of the device tier
     block_size_tokens: int | None = None
     info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
+    asleep: bool | None = None  # its cache is discarded while it sleeps; None: it does not say
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s

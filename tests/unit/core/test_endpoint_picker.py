@@ -235,3 +235,19 @@ def test_thresholds_change_the_next_decision() -> None:
     assert pool.ask("r2").choice.min_cached_token_delta == 10**6
     pool.picker.set_thresholds(PullThresholds(enabled=False))
     assert pool.ask("r3").choice.reason is SourceReason.SWITCHED_OFF
+
+
+def test_falling_asleep_voids_what_an_endpoint_holds() -> None:
+    """S-C06: once, at the moment it is seen; what the engine stores after it has woken up counts."""
+    pool = Pool()
+    pool.hold("b")
+    cache, b = pool.picker.cache, EndpointId("b")
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).index.cpu_blocks == BLOCKS
+    pool.metrics("b", waiting=0.0, asleep=True)
+    pool.metrics("b", waiting=0.0, asleep=True)
+    assert cache.stats(b).index.cpu_blocks == 0
+    assert cache.stats(b).counters.distrusted == 1
+    assert pool.ask().choice.source is None
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).counters.distrusted == 1
