@@ -48,7 +48,7 @@ def altered(exported: ExportedView, scheme: str, changes: list[tuple[int, int]])
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=3),
     published=st.integers(0, 6),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_row_breaks_the_index_or_claims_without_the_engine(
     make_index: IndexMaker, seed_matches: bool, changes: list[tuple[int, int]], published: int
 ) -> None:
