@@ -46,6 +46,7 @@ from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
+from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.logs import setup_logging
@@ -159,6 +160,7 @@ class _App:
         )
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SnapshotCollector(replicas.facts))
+        self._registry.register(KvEventsCollector(self._picker, self._parts.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
 
     def _build_parts(self, config: EppConfig) -> _Parts:

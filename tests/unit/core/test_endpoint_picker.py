@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine_plugin.identity import EndpointId
+from engine_plugin.transport.types import PullReason
 from epp.core.cache_view import CacheView
 from epp.core.decision_record import PullState
 from epp.core.disagg import SingleProfileHandler
@@ -19,6 +20,7 @@ from epp.core.source_selector import SourceProducer
 from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import PullSettings, ReplicaShare, everywhere
 from epp.core.types import (
+    PULL_MISSED,
     CacheTier,
     ClaimState,
     Endpoint,
@@ -289,6 +291,28 @@ def test_an_outstanding_pull_ends_at_the_engines_report() -> None:
     assert finished.report == report(decision.decision_id)
 
 
+def test_pulls_that_find_nothing_void_the_sources_claims() -> None:
+    """S-C06: three misses in a row; a pull that brings something counts as a sign of life."""
+    pool = busy_pool()
+    b = EndpointId("b")
+
+    def pull(number: int, received: int, reason: str) -> None:
+        decision = pool.ask(f"r{number}")
+        assert decision.kv_source is not None
+        ended = report(decision.decision_id, received_tokens=received, reason=reason)
+        assert pool.picker.pull_finished(ended, decision.computing)
+
+    for number, (received, reason) in enumerate([(0, "miss"), (0, "miss"), (16, "miss"), (0, "timeout")]):
+        pull(number, received, reason)
+    for number in range(10, 12):
+        pull(number, 0, "miss")
+    assert pool.picker.cache.stats(b).index.cpu_blocks == BLOCKS
+    pull(12, 0, "miss")
+    assert pool.picker.cache.stats(b).index.cpu_blocks == 0
+    assert PullReason.MISS == PULL_MISSED
+    assert pool.ask("after").kv_source is None
+
+
 def test_an_outstanding_pull_ends_by_itself_one_second_after_its_deadline() -> None:
     pool = busy_pool(replace(SETTINGS, pull_deadline_s=5.0))
     decision = pool.ask(now_s=1.0)
@@ -352,3 +376,19 @@ def test_the_order_in_which_endpoints_came_does_not_matter() -> None:
     for number in range(20):
         first, second = (pool.ask(f"r{number}").choice for pool in pools)
         assert first.considered == second.considered
+
+
+def test_falling_asleep_voids_what_an_endpoint_holds() -> None:
+    """S-C06: once, at the moment it is seen; what the engine stores after it has woken up counts."""
+    pool = Pool()
+    pool.hold("b")
+    cache, b = pool.picker.cache, EndpointId("b")
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).index.cpu_blocks == BLOCKS
+    pool.metrics("b", waiting=0.0, asleep=True)
+    pool.metrics("b", waiting=0.0, asleep=True)
+    assert cache.stats(b).index.cpu_blocks == 0
+    assert cache.stats(b).counters.distrusted == 1
+    assert pool.ask().choice.source is None
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).counters.distrusted == 1
