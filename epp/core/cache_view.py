@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine_plugin.identity import EndpointId
+from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.event_stream import EventStream, Step, StreamLimits
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
 from epp.core.hashing import InvalidTokens
@@ -37,6 +38,9 @@ class ViewCounters:
     orphan_blocks: int = 0
     unresolved_blocks: int = 0
     skipped_blocks: int = 0
+    refused_blocks: int = 0
+    windowed_blocks: int = 0
+    unsupported_blocks: int = 0
     unknown_events: int = 0
     gaps: int = 0
     restarts: int = 0
@@ -62,12 +66,13 @@ class ViewStats:
         counters = self.counters
         idle = counters.stored_blocks == 0 and counters.removed_blocks == 0
         lost = counters.undecodable_batches + counters.unknown_events + counters.skipped_blocks
-        return idle and lost > 0
+        return idle and lost + counters.refused_blocks + counters.unsupported_blocks > 0
 
 
 @dataclass(slots=True)
 class _View:
     stream: EventStream
+    model: str
     counters: ViewCounters = field(default_factory=ViewCounters)
     last_event_s: float | None = None
 
@@ -85,7 +90,7 @@ class CacheView:
         """Start without a claim. `model` roots the keys of its blocks: give it where one picker
         serves several models; leave it out in a pool of one."""
         self._index.add_endpoint(endpoint, model)
-        self._views[endpoint] = _View(EventStream(has_replay, self._limits))
+        self._views[endpoint] = _View(EventStream(has_replay, self._limits), model)
 
     def remove_endpoint(self, endpoint: EndpointId) -> None:
         """Forget the endpoint; idempotent."""
@@ -166,6 +171,9 @@ class CacheView:
         counters.orphan_blocks += applied.orphan_blocks
         counters.unresolved_blocks += applied.unresolved_blocks
         counters.skipped_blocks += applied.skipped_blocks
+        counters.refused_blocks += applied.refused_blocks
+        counters.windowed_blocks += applied.windowed_blocks
+        counters.unsupported_blocks += applied.unsupported_blocks
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
@@ -178,7 +186,8 @@ class CacheView:
         """How much of the prompt each endpoint holds. An endpoint without a claim, or that we do not
         know, has `state.has_claim` False; a prompt without exact tokens matches nothing anywhere."""
         views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
-        claiming = [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
+        states = {e: self._state(e, view) for e, view in views.items() if view is not None}
+        claiming = [endpoint for endpoint, state in states.items() if state.has_claim]
         depths = self._depths(request, claiming)
         matches: dict[EndpointId, PrefixMatch] = {}
         for endpoint, view in views.items():
@@ -188,14 +197,18 @@ class CacheView:
             stream = view.stream
             found = depths.get(endpoint, _NO_DEPTHS)
             matches[endpoint] = PrefixMatch(
-                state=stream.state,
+                state=states[endpoint],
                 blocks=found.blocks,
                 device_blocks=found.device_blocks,
                 cpu_blocks=found.cpu_blocks,
                 block_size_tokens=self._index.block_size_tokens(endpoint),
-                known_empty_start=stream.known_empty_start,
+                known_empty_start=stream.known_empty_start and states[endpoint].has_claim,
             )
         return matches
+
+    def _state(self, endpoint: EndpointId, view: _View) -> ClaimState:
+        state = view.stream.state
+        return ClaimState.UNSUPPORTED if state.has_claim and self._index.unsupported(endpoint) else state
 
     def _depths(self, request: SchedulingRequest, endpoints: list[EndpointId]) -> dict[EndpointId, Depths]:
         if request.token_ids is None or not endpoints:
@@ -209,19 +222,40 @@ class CacheView:
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
         view = self._views.get(endpoint)
-        return ClaimState.UNKNOWN if view is None else view.stream.state
+        return ClaimState.UNKNOWN if view is None else self._state(endpoint, view)
 
     def stats(self, endpoint: EndpointId) -> ViewStats:
         """Raises KeyError for an endpoint that was not added."""
         view = self._views[endpoint]
+        state = self._state(endpoint, view)
         return ViewStats(
-            state=view.stream.state,
-            known_empty_start=view.stream.known_empty_start,
+            state=state,
+            known_empty_start=view.stream.known_empty_start and state.has_claim,
             index=self._index.stats(endpoint),
             counters=view.counters,
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
         )
+
+    @property
+    def index_bytes(self) -> int:
+        """What the index takes, as counted against its bound."""
+        return self._index.total_bytes
+
+    # --- who differs from the pool --------------------------------------------------------------
+
+    def differing_block_sizes(self) -> frozenset[EndpointId]:
+        """Endpoints whose block size, once learned, is not the usual one of their model."""
+        by_model: dict[str, dict[EndpointId, int]] = {}
+        for endpoint, view in self._views.items():
+            size = self._index.block_size_tokens(endpoint)
+            if size:
+                by_model.setdefault(view.model, {})[endpoint] = size
+        return frozenset().union(*map(differing, by_model.values()))
+
+    def hash_disagreements(self) -> tuple[HashDisagreement, ...]:
+        """Endpoints whose engines name equal content differently: another hash seed or algorithm."""
+        return hash_disagreements({e: self._index.names_of_sample(e) for e in self._views})
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:
