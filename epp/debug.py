@@ -40,7 +40,16 @@ def build_debug_app(
 
     async def endpoints(_request: web.Request) -> web.Response:
         now_s = clock()
-        return web.json_response([_endpoint_json(picker, row, now_s) for row in picker.snapshot(now_s)])
+        sizes, names = picker.cache.differing_block_sizes(), _hash_disagreements(picker)
+        rows = [
+            _endpoint_json(picker, row, now_s)
+            | {
+                "differs_from_pool": row.candidate.endpoint.id in sizes,
+                "hashes_unlike": names.get(str(row.candidate.endpoint.id)),
+            }
+            for row in picker.snapshot(now_s)
+        ]
+        return web.json_response(rows)
 
     async def thresholds(_request: web.Request) -> web.Response:
         return web.json_response(_threshold_json(picker, threshold_state()))
@@ -79,6 +88,9 @@ def _endpoint_json(picker: EndpointPicker, row: EndpointSnapshot, now_s: float) 
         "state": stats.state.value,
         "blocks_device": stats.index.device_blocks,
         "blocks_cpu": stats.index.cpu_blocks,
+        "blocks_window_groups": stats.index.window_blocks,
+        "block_size_tokens": stats.index.block_size_tokens,
+        "unsupported": stats.index.unsupported,
         "events": asdict(stats.counters),
         "metrics_age_s": None if scraped is None else round(now_s - scraped, 3),
         "waiting": metrics.waiting_requests,
@@ -90,6 +102,11 @@ def _endpoint_json(picker: EndpointPicker, row: EndpointSnapshot, now_s: float) 
         "info": _info_json(candidate.metrics.info),
         "incompatible_with": dict(row.incompatible_with),
     }
+
+
+def _hash_disagreements(picker: EndpointPicker) -> dict[str, str]:
+    """Endpoint -> one of the larger side whose engine names equal content differently."""
+    return {str(found.endpoint): str(found.other) for found in picker.cache.hash_disagreements()}
 
 
 def _info_json(info: Any) -> Json | None:

@@ -37,10 +37,10 @@ cdef void _write(RecordColumns *to, Py_ssize_t i, uint64_t name, uint64_t key, u
     _put_le(to.cpu + 2 * i, cpu, 2)
 
 
-cdef Py_ssize_t _scatter(Py_ssize_t count):
-    """A step that visits all of `count` places, each far from the one before."""
+cdef Py_ssize_t _coprime(Py_ssize_t count):
+    """A step that visits every place of `count` once, far from the place before."""
     cdef Py_ssize_t step = max(1, <Py_ssize_t>(count * 0.6180339887))
-    while gcd(step, count) > 1:
+    while gcd(step, count) != 1:
         step += 1
     return step
 
@@ -63,9 +63,7 @@ cdef class _Dumping:
         return min(all_, MAX_COPIES)
 
     cdef columns(self):
-        cdef Py_ssize_t count = self.blocks.names.used, at = 0, place = 0
-        # in the map's own order they would pile up in the map of whoever restores them: 6 us a block
-        cdef Py_ssize_t held = count - self.blocks.remembered_count, step = _scatter(held)
+        cdef Py_ssize_t count = self.blocks.names.used, at = 0
         cdef bytes names = PyBytes_FromStringAndSize(NULL, 8 * count)
         cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * count)
         cdef bytes device = PyBytes_FromStringAndSize(NULL, 2 * count)
@@ -78,35 +76,45 @@ cdef class _Dumping:
         while record != NULL:
             tag, name = map_tag(record), load_u64(record)
             if not tag & REMEMBERED:
+                require(at < count, "records are off")
                 _write(
-                    &to, place, name, _key(record),
+                    &to, at, name, _key(record),
                     self.copies(name, tag, IN_DEVICE), self.copies(name, tag, IN_CPU),
                 )
                 at += 1
-                place = (place + step) % held
             record = map_next(&self.blocks.names, &cursor)
-        while node != NOWHERE:
+        while node != NOWHERE and at < count:
             name = self.blocks.nodes[node].name
             _write(&to, at, name, _key(map_find(&self.blocks.names, name)), 0, 0)
             at += 1
             node = self.blocks.nodes[node].after
-        require(at == count, "records are off")
+        require(at == count and node == NOWHERE, "records are off")
         return Columns(names, keys, device, cpu), self.exact
 
     cdef int load(self, dump, Py_ssize_t start, Py_ssize_t stop) except -1:
+        """Part [start, stop) of a dump, in an order of its own: a map filled in the order of another map
+        of the same secrets crowds one part of itself after the other and takes quadratic time. The
+        blocks without a copy come with the last part, in their order."""
         cdef RecordColumns of = _pointers(dump.names, dump.keys, dump.device_copies, dump.cpu_copies)
-        cdef Py_ssize_t i
-        require(0 <= start <= stop <= len(dump.names) // 8, "steps are off")
+        cdef Py_ssize_t count = len(dump.names) // 8, i, place
+        require(0 <= start < stop <= count, "steps are off")
+        cdef Py_ssize_t stride = _coprime(count)
+        place = start * stride % count
         for i in range(start, stop):
-            self.load_one(
-                _get_le(of.names + 8 * i, 8), _get_le(of.keys + 8 * i, 8),
-                <uint32_t>_get_le(of.device + 2 * i, 2), <uint32_t>_get_le(of.cpu + 2 * i, 2),
-            )
+            self.load_one(&of, place, False)
+            place = (place + stride) % count
+        if stop == count:
+            for i in range(count):
+                self.load_one(&of, i, True)
         return 0
 
-    cdef int load_one(self, uint64_t name, uint64_t key, uint32_t device, uint32_t cpu) except -1:
+    cdef int load_one(self, RecordColumns *of, Py_ssize_t i, bint idle) except -1:
         cdef CompiledBlocks blocks = self.blocks
+        cdef uint32_t device = <uint32_t>_get_le(of.device + 2 * i, 2), cpu = <uint32_t>_get_le(of.cpu + 2 * i, 2)
         cdef uint32_t tag = min(device, <uint32_t>COPIES) | min(cpu, <uint32_t>COPIES) << CPU_SHIFT
+        if idle != (tag == 0):
+            return 0
+        cdef uint64_t name = _get_le(of.names + 8 * i, 8), key = _get_le(of.keys + 8 * i, 8)
         if map_find(&blocks.names, name) != NULL:
             raise DumpRefused("duplicate")
         if blocks.table.is_tight() and blocks._refuses(name, key):

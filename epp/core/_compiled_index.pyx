@@ -64,7 +64,7 @@ cdef extern from "_holder_table.h":
     uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
-    uint8_t *map_take_next(u64_map *m, map_cursor *at) noexcept
+    uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) noexcept
     int map_has_room(const u64_map *m, uint64_t key) noexcept
     int map_is_sound(const u64_map *m) noexcept
     uint32_t map_tag(const uint8_t *slot) noexcept

@@ -239,14 +239,14 @@ cdef class CompiledBlocks:
     cdef bint _refuses(self, uint64_t word, uint64_t key) except -1:
         """The budget is tight: whether it refuses a new block, as `byte_budget` says. An endpoint at or
         above the mean may still fill slots that are there."""
-        if self.table.is_full:
-            return True
-        if self.own_bytes * self.table.endpoints < self.table.of_endpoints:
-            return False
+        if self.table.is_full or not self.table.refuses(self.own_bytes):
+            return self.table.is_full
         return not (map_has_room(&self.names, word) and map_has_room(&self.table.table.rows, key))
 
     cdef bint _refuses_waiting(self, name) except -1:
-        if name in self.waiting_records or not self.table.is_full:
+        if not self.table.is_tight() or name in self.waiting_records:
+            return False
+        if not self.table.refuses(self.own_bytes):
             return False
         self.refused += 1
         return True
@@ -459,14 +459,23 @@ cdef class CompiledBlocks:
         """As in the reference: nobody asks about these records any more."""
         cdef Py_ssize_t done = 0
         cdef uint8_t *record
+        cdef uint32_t tag, tiers
         while done < max_records and self.waiting_records:
             self.waiting_records.popitem()
             done += 1
         while done < max_records and self.names.used:
-            record = map_take_next(&self.names, &self.swept)
+            record = map_take_next(&self.names, &self.swept, &tag)
             if record == NULL:
                 break
-            self.table.drop(_key(record), self.slot, IN_DEVICE | IN_CPU)
+            if not self.aliases:
+                tiers = IN_DEVICE if _copies(tag, IN_DEVICE) else 0
+                tiers |= IN_CPU if _copies(tag, IN_CPU) else 0
+                self.table.drop(_key(record), self.slot, tiers)
+            else:
+                if _copies(tag, IN_DEVICE):
+                    self._unclaim(_key(record), IN_DEVICE)
+                if _copies(tag, IN_CPU):
+                    self._unclaim(_key(record), IN_CPU)
             done += 1
         if not len(self):
             self.release()

@@ -101,6 +101,11 @@ cdef class CompiledTable:
     def charge(self, int64_t bytes_):
         self.of_endpoints += <uint64_t>bytes_
 
+    def refuses(self, own_bytes):
+        if not self.is_tight():
+            return False
+        return self.is_full or own_bytes * self.endpoints >= self.of_endpoints
+
     cdef inline bint is_tight(self) noexcept:
         return self.table.bytes + self.of_endpoints >= self.tight
 

@@ -289,13 +289,14 @@ static uint8_t *map_next(const u64_map *m, map_cursor *at) {
     return NULL;
 }
 
-/* As map_next, and forgets the record: for maps that nobody looks into any more. The record can be
- * read until the next call. */
-static uint8_t *map_take_next(u64_map *m, map_cursor *at) {
+/* As map_next, and forgets the record: for maps that nobody looks into any more. The record, but for
+ * its tag, can be read until the next call. */
+static uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) {
     uint8_t *p = map_next(m, at);
     if (!p) return NULL;
     m->dir[at->dir]->used--;
     m->used--;
+    *tag = map_tag(p);
     map_set_tag(p, 0);
     return p;
 }

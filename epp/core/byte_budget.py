@@ -36,6 +36,10 @@ class Account(Protocol):
         """Mutates: records of some endpoint take `bytes_` more (negative: fewer)."""
         ...
 
+    def refuses(self, own_bytes: int) -> bool:
+        """Whether an endpoint whose records take `own_bytes` may not add a block now."""
+        ...
+
 
 @dataclass(slots=True)
 class ByteBudget:

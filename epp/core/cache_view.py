@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from engine_plugin.identity import EndpointId
 from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
+from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.event_stream import EventStream
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
 from epp.core.hashing import Family, InvalidTokens, PromptKeys
@@ -43,6 +44,9 @@ class ViewCounters:
     orphan_blocks: int = 0
     unresolved_blocks: int = 0
     skipped_blocks: int = 0
+    refused_blocks: int = 0
+    windowed_blocks: int = 0
+    unsupported_blocks: int = 0
     unknown_events: int = 0
     gaps: int = 0
     restarts: int = 0
@@ -72,7 +76,7 @@ class ViewStats:
         counters = self.counters
         idle = counters.stored_blocks == 0 and counters.removed_blocks == 0
         lost = counters.undecodable_batches + counters.unknown_events + counters.skipped_blocks
-        return idle and lost > 0
+        return idle and lost + counters.refused_blocks + counters.unsupported_blocks > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,9 @@ class CacheView:
         counters.skipped_blocks += applied.skipped_blocks
         if applied.clears:
             self._forget_speculation(endpoint)
+        counters.refused_blocks += applied.refused_blocks
+        counters.windowed_blocks += applied.windowed_blocks
+        counters.unsupported_blocks += applied.unsupported_blocks
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
@@ -292,46 +299,60 @@ class CacheView:
         """How much of the prompt each endpoint holds, as the engines reported it. An endpoint without a
         claim, or that we do not know, has `state.has_claim` False; a prompt without exact tokens
         matches nothing anywhere. Mutates nothing."""
-        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
-        return self._matches(views, self._depths(request, _claiming(views)), {})
+        return self._matches(*self._found(request, endpoints), {})
 
     def look_up(self, request: SchedulingRequest, endpoints: Iterable[EndpointId], now_s: float) -> LookUp:
         """As `match`, with what is expected from requests just placed. That makes no endpoint known: one
         without a claim has none."""
-        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
         speculative = self._speculative
         if speculative is None:
-            return LookUp(self._matches(views, self._depths(request, _claiming(views)), {}))
+            return LookUp(self.match(request, endpoints))
         keys: dict[Family, PromptKeys] = {}
-        depths = self._depths(request, _claiming(views), keys)
+        states, depths = self._found(request, endpoints, keys)
         expected: dict[EndpointId, int] = {}
         for prompt in keys.values():
             expected.update(speculative.expected(prompt, depths, now_s))
-        return LookUp(self._matches(views, depths, expected), keys)
+        return LookUp(self._matches(states, depths, expected), keys)
+
+    def _found(
+        self,
+        request: SchedulingRequest,
+        endpoints: Iterable[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> tuple[dict[EndpointId, ClaimState | None], dict[EndpointId, Depths]]:
+        """State of every endpoint (None: we do not know it), and what those with a claim hold."""
+        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
+        states = {e: None if view is None else self._state(e, view) for e, view in views.items()}
+        claiming = [endpoint for endpoint, state in states.items() if state is not None and state.has_claim]
+        return states, self._depths(request, claiming, keys)
 
     def _matches(
         self,
-        views: Mapping[EndpointId, _View | None],
+        states: Mapping[EndpointId, ClaimState | None],
         depths: Mapping[EndpointId, Depths],
         expected: Mapping[EndpointId, int],
     ) -> dict[EndpointId, PrefixMatch]:
         matches: dict[EndpointId, PrefixMatch] = {}
-        for endpoint, view in views.items():
-            if view is None:
+        for endpoint, state in states.items():
+            if state is None:
                 matches[endpoint] = NO_MATCH
                 continue
-            stream = view.stream
+            stream = self._views[endpoint].stream
             found = depths.get(endpoint, _NO_DEPTHS)
             matches[endpoint] = PrefixMatch(
-                state=stream.state,
+                state=state,
                 blocks=found.blocks,
                 device_blocks=found.device_blocks,
                 cpu_blocks=found.cpu_blocks,
                 block_size_tokens=self._index.block_size_tokens(endpoint),
-                known_empty_start=stream.known_empty_start,
+                known_empty_start=stream.known_empty_start and state.has_claim,
                 speculative_blocks=expected.get(endpoint, 0),
             )
         return matches
+
+    def _state(self, endpoint: EndpointId, view: _View) -> ClaimState:
+        state = view.stream.state
+        return ClaimState.UNSUPPORTED if state.has_claim and self._index.unsupported(endpoint) else state
 
     def _depths(
         self,
@@ -388,20 +409,41 @@ class CacheView:
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
         view = self._views.get(endpoint)
-        return ClaimState.UNKNOWN if view is None else view.stream.state
+        return ClaimState.UNKNOWN if view is None else self._state(endpoint, view)
 
     def stats(self, endpoint: EndpointId) -> ViewStats:
         """Raises KeyError for an endpoint that was not added."""
         view = self._views[endpoint]
+        state = self._state(endpoint, view)
         return ViewStats(
-            state=view.stream.state,
-            known_empty_start=view.stream.known_empty_start,
+            state=state,
+            known_empty_start=view.stream.known_empty_start and state.has_claim,
             index=self._index.stats(endpoint),
             counters=view.counters,
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
             speculative_entries=self._speculative.entries(endpoint) if self._speculative else 0,
         )
+
+    @property
+    def index_bytes(self) -> int:
+        """What the index takes, as counted against its bound."""
+        return self._index.total_bytes
+
+    # --- who differs from the pool --------------------------------------------------------------
+
+    def differing_block_sizes(self) -> frozenset[EndpointId]:
+        """Endpoints whose block size, once learned, is not the usual one of their model."""
+        by_model: dict[str, dict[EndpointId, int]] = {}
+        for endpoint, view in self._views.items():
+            size = self._index.block_size_tokens(endpoint)
+            if size:
+                by_model.setdefault(view.model, {})[endpoint] = size
+        return frozenset().union(*map(differing, by_model.values()))
+
+    def hash_disagreements(self) -> tuple[HashDisagreement, ...]:
+        """Endpoints whose engines name equal content differently: another hash seed or algorithm."""
+        return hash_disagreements({e: self._index.names_of_sample(e) for e in self._views})
 
 
 def _deeper(one: Depths, other: Depths) -> Depths:
@@ -410,10 +452,6 @@ def _deeper(one: Depths, other: Depths) -> Depths:
         max(one.device_blocks, other.device_blocks),
         max(one.cpu_blocks, other.cpu_blocks),
     )
-
-
-def _claiming(views: Mapping[EndpointId, _View | None]) -> list[EndpointId]:
-    return [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:

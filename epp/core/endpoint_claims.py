@@ -39,10 +39,6 @@ class EndpointClaims:
         else:
             self._aliases[key, tier] = others - 1
 
-    def drop_key(self, key: BlockKey) -> None:
-        """Mutates: out of the table, whatever the counts say; for an endpoint nobody asks about."""
-        self._table.drop_slot(key, self._slot)
-
     def check_integrity(self, claims: Sequence[tuple[BlockKey, CacheTier]]) -> None:
         """Raises IndexCorrupt if the counts are not those of `claims`, one a name and tier."""
         for tier, count in self.counts.items():

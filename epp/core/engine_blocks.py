@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
+from epp.core.block_record import BlockRecord
 from epp.core.block_table import BlockTable, require
 from epp.core.byte_budget import RECORD_BYTES, WAITING_BYTES
 from epp.core.endpoint_claims import EndpointClaims
@@ -27,28 +28,6 @@ from epp.core.types import BlockKey, CacheTier, EngineBlockHash
 from epp.core.window_groups import WindowGroups
 
 TIERS = (CacheTier.DEVICE, CacheTier.CPU)
-
-
-class _Record:
-    __slots__ = ("cpu", "device", "key", "parent", "payload")
-
-    def __init__(self, key: BlockKey | None) -> None:
-        self.key = key
-        self.device = 0  # copies
-        self.cpu = 0
-        self.parent: EngineBlockHash | None = None  # while waiting
-        self.payload: bytes | None = None  # while waiting: what to hash, once the parent is known
-
-    def copies(self, tier: CacheTier) -> int:
-        return self.device if tier is CacheTier.DEVICE else self.cpu
-
-    def add(self, tier: CacheTier, delta: int) -> int:
-        """Change the count and return it."""
-        if tier is CacheTier.DEVICE:
-            self.device += delta
-            return self.device
-        self.cpu += delta
-        return self.cpu
 
 
 class EngineBlocks:
@@ -65,7 +44,7 @@ class EngineBlocks:
         self._claims = EndpointClaims(slot, table)
         self._hasher = hasher
         self._limits = limits
-        self._records: dict[EngineBlockHash, _Record] = {}
+        self._records: dict[EngineBlockHash, BlockRecord] = {}
         # FIFO sets; a plain dict looks for its first key past all that were deleted in front of it
         self._waiting: OrderedDict[EngineBlockHash, None] = OrderedDict()
         self._waiting_bytes = 0
@@ -117,7 +96,7 @@ class EngineBlocks:
             if self._budget.is_tight and self._budget.refuses(self.own_bytes):
                 self._refuse(1, tally)
                 return
-            record = self._records[name] = _Record(key)
+            record = self._records[name] = BlockRecord(key)
             self._charge(RECORD_BYTES)
             record.add(tier, 1)
             self._claims.add(key, tier)
@@ -143,7 +122,7 @@ class EngineBlocks:
             self._add_copy(name, record, record.key, tier)
             tally.stored += 1
             return
-        if record is None and self._budget.is_full:
+        if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
             self._refuse(1, tally)
             return
         tally.unresolved += 1
@@ -161,7 +140,7 @@ class EngineBlocks:
             self._add_copy(name, record, record.key, tier)
             tally.stored += 1
             return
-        if record is None and self._budget.is_full:
+        if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
             self._refuse(1, tally)
             return
         tally.orphans += 1
@@ -175,13 +154,13 @@ class EngineBlocks:
         record.add(tier, 1)
         self._trim_waiting()
 
-    def _start_waiting(self, name: EngineBlockHash) -> _Record:
-        record = self._records[name] = _Record(None)
+    def _start_waiting(self, name: EngineBlockHash) -> BlockRecord:
+        record = self._records[name] = BlockRecord(None)
         self._waiting[name] = None
         self._charge(WAITING_BYTES)
         return record
 
-    def _settle(self, name: EngineBlockHash, record: _Record, key: BlockKey, tally: Tally) -> bool:
+    def _settle(self, name: EngineBlockHash, record: BlockRecord, key: BlockKey, tally: Tally) -> bool:
         """A waiting block's content is known now: claim the copies it already has. False: refused."""
         self._stop_waiting(name, record)
         if self._budget.is_tight and self._budget.refuses(self.own_bytes):
@@ -211,7 +190,7 @@ class EngineBlocks:
                 self._settle(child, record, child_key, tally)
                 found.append((child, child_key))
 
-    def _stop_waiting(self, name: EngineBlockHash, record: _Record) -> None:
+    def _stop_waiting(self, name: EngineBlockHash, record: BlockRecord) -> None:
         del self._waiting[name]
         self._charge(-WAITING_BYTES - len(record.payload or b""))
         if record.payload is not None and record.parent is not None:
@@ -233,7 +212,7 @@ class EngineBlocks:
             del self._records[oldest]
             self.forgotten_waiting += 1
 
-    def _add_copy(self, name: EngineBlockHash, record: _Record, key: BlockKey, tier: CacheTier) -> None:
+    def _add_copy(self, name: EngineBlockHash, record: BlockRecord, key: BlockKey, tier: CacheTier) -> None:
         if not (record.device or record.cpu):
             del self._remembered[name]
         if record.add(tier, 1) == 1:
@@ -298,7 +277,7 @@ class EngineBlocks:
         """Mutates: take over one of another's `records`. False: there is one of that name."""
         if name in self._records:
             return False
-        record = self._records[name] = _Record(key)
+        record = self._records[name] = BlockRecord(key)
         record.device, record.cpu = device, cpu
         self._charge(RECORD_BYTES)
         for tier in TIERS:
@@ -319,8 +298,9 @@ class EngineBlocks:
         done = 0
         while done < max_records and self._records:
             _, record = self._records.popitem()
-            if record.key is not None:
-                self._claims.drop_key(record.key)
+            for tier in TIERS:
+                if record.key is not None and record.copies(tier):
+                    self._claims.drop(record.key, tier)
             done += 1
         if not self._records:
             self.release()

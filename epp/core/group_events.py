@@ -67,6 +67,7 @@ def store_in_group(
     if not groups.admit(event, blocks.main_group):
         tally.unsupported += len(event.hashes)
         return
+    may_grow = not groups.account.refuses(blocks.own_bytes)
     contents = contents_of(event) if proves_content(event) else None
     if parent_key is None and event.parent is not None:
         parent_key = groups.key_of(number, hasher.name(event.parent))
@@ -77,4 +78,4 @@ def store_in_group(
             keys.append(parent_key)
     for at, name in enumerate(hasher.names(event.hashes)):
         key = keys[at] if at < len(keys) else blocks.key_of(name)
-        tally.count_grouped(groups.hold(number, name, key, event.tier))
+        tally.count_grouped(groups.hold(number, name, key, event.tier, may_grow))

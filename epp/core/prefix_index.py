@@ -186,10 +186,11 @@ class PythonPrefixIndex:
 
     def _store_in_group(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         groups = self._groups_of(known.blocks)
-        store_in_group(groups, known.blocks, event, self._hasher, self._parent_key(known, event), tally)
+        parent_key = self._parent_key(known, event)
+        store_in_group(groups, known.blocks, event, self._hasher, parent_key, tally)
 
     def _remove_from_group(self, blocks: EngineBlocks, event: BlockRemoved) -> bool:
-        """False: it is a removal from the main group."""
+        """Mutates; False: it is a removal from the main group, nothing was done."""
         if is_removed_from_main_group(blocks, event):
             return False
         self._groups_of(blocks).remove(event.group_idx, self._hasher.names(event.hashes), event.tier)

@@ -37,6 +37,7 @@ class ClaimState(enum.Enum):
     SYNCING = "syncing"  # replay asked for: no claim
     PARTIAL = "partial"  # the replay buffer had wrapped: a sound lower bound
     LIVE = "live"  # exact, as the engine reported it
+    UNSUPPORTED = "unsupported"  # heard, but a cache group of the model has no rule: no claim
 
     @property
     def has_claim(self) -> bool:

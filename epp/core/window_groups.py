@@ -83,7 +83,7 @@ class WindowGroups:
         self.awaited: OrderedDict[EngineBlockHash, list[_Group]] = OrderedDict()
         self.refused = 0
         self.forgotten = 0  # awaited blocks given up because the bound was reached
-        self._account = account
+        self.account = account
         self._max_blocks = max_blocks
         self._max_awaited = max_awaited
         self._groups: dict[int | None, _Group] = {}
@@ -138,7 +138,14 @@ class WindowGroups:
         held = self._groups[number].held.get(name)
         return None if held is None else held.key
 
-    def hold(self, number: int | None, name: EngineBlockHash, key: BlockKey | None, tier: CacheTier) -> str:
+    def hold(
+        self,
+        number: int | None,
+        name: EngineBlockHash,
+        key: BlockKey | None,
+        tier: CacheTier,
+        may_grow: bool = True,
+    ) -> str:
         """Mutates: one more copy of block `name` in an admitted group. What it is to be counted as:
         "windowed", "skipped" (no room for it, or another content than before) or "refused" (no bytes)."""
         group = self._groups[number]
@@ -146,7 +153,7 @@ class WindowGroups:
         if held is None:
             if self._blocks >= self._max_blocks:
                 return "skipped"
-            if self._account.is_full:
+            if not may_grow or self.account.is_full:
                 self.refused += 1
                 return "refused"
             held = group.held[name] = _Held(key)
@@ -240,7 +247,7 @@ class WindowGroups:
 
     def _count(self, blocks: int) -> None:
         self._blocks += blocks
-        self._account.charge(blocks * GROUP_RECORD_BYTES)
+        self.account.charge(blocks * GROUP_RECORD_BYTES)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -292,7 +299,7 @@ class WindowGroups:
     def put(self, number: int | None, name: EngineBlockHash, key: BlockKey, device: int, cpu: int) -> bool:
         """Mutates: take over a block. False: there is no room for it."""
         group = self._groups[number]
-        if self._blocks >= self._max_blocks or self._account.is_full:
+        if self._blocks >= self._max_blocks or self.account.is_full:
             return False
         held = group.held[name] = _Held(None, device, cpu)
         self._count(1)

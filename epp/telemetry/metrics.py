@@ -195,17 +195,33 @@ class PoolCollector(Collector):
         events = CounterMetricFamily(
             "kvpull_epp_kv_events", "Cache events by what became of them.", labels=["endpoint", "outcome"]
         )
+        differs = GaugeMetricFamily(
+            "kvpull_epp_endpoint_differs",
+            "1: the endpoint is unlike the others of its pool in `what` (block_size, block_hashes).",
+            labels=["endpoint", "what"],
+        )
+        cache = self._picker.cache
+        sizes = cache.differing_block_sizes()
+        hashes = {found.endpoint for found in cache.hash_disagreements()}
         for endpoint in self._picker.endpoints:
-            name, stats = str(endpoint.id), self._picker.cache.stats(endpoint.id)
+            name, stats = str(endpoint.id), cache.stats(endpoint.id)
+            differs.add_metric([name, "block_size"], float(endpoint.id in sizes))
+            differs.add_metric([name, "block_hashes"], float(endpoint.id in hashes))
             for value in ClaimState:
                 state.add_metric([name, value.value], float(stats.state is value))
             deaf.add_metric([name], float(stats.deaf))
             speculative.add_metric([name], stats.speculative_entries)
             blocks.add_metric([name, "device"], stats.index.device_blocks)
             blocks.add_metric([name, "cpu"], stats.index.cpu_blocks)
+            blocks.add_metric([name, "window_groups"], stats.index.window_blocks)
             for outcome, count in asdict(stats.counters).items():
                 events.add_metric([name, outcome], count)
-        yield from (state, blocks, speculative, deaf, events)
+        yield from (state, blocks, speculative, deaf, events, differs)
+        yield GaugeMetricFamily(
+            "kvpull_epp_index_bytes",
+            "Bytes of the index, as counted against its bound.",
+            value=cache.index_bytes,
+        )
 
     def _thresholds(self) -> Iterator[Metric]:
         current, policy = self._threshold_state(), self._picker.sources.policy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -34,6 +35,18 @@ sizes = st.sampled_from([1, 2, 2, 2, 3, 0, -1, 2**31, 2**63, 2**70])
 extra = st.sampled_from([None, None, None, (), ("salt",), ("lora",), (1.5,), (("picture", 3),), (b"x", -7)])
 
 
+groups = st.sampled_from(
+    [
+        dict[str, Any](group_kind="full_attention", group_idx=number)
+        for number in (None, None, 0, 0, 0, 1, -(2**70))
+    ]
+    + [dict(group_kind="sliding_window", group_idx=1, group_window_tokens=3)] * 4
+    + [dict(group_kind="sliding_window", group_idx=2, group_window_tokens=1)]
+    + [dict(group_kind="sliding_window", group_idx=number, group_window_tokens=None) for number in (None, 3)]
+    + [dict(group_kind="mamba", group_idx=4)]
+)
+
+
 @st.composite
 def stores(draw: st.DrawFn) -> BlockStored:
     hashes = draw(name_lists)
@@ -53,12 +66,11 @@ def stores(draw: st.DrawFn) -> BlockStored:
         lora_name=draw(st.sampled_from([None, None, "lora"])),
         extra_keys=keys,
         has_extra_keys=keys is not None or draw(st.booleans()),
-        group_kind=draw(st.sampled_from(["full_attention"] * 4 + ["mamba"])),
-        group_idx=draw(st.sampled_from([None, None, 0, 1, -(2**70)])),
+        **draw(groups),
     )
 
 
-removals = st.builds(BlockRemoved, tiers, name_lists, st.sampled_from([None, None, 0, 1, 2**70]))
+removals = st.builds(BlockRemoved, tiers, name_lists, st.sampled_from([None, None, 0, 0, 1, 1, 2, 2**70]))
 events = st.one_of(stores(), stores(), stores(), removals, st.just(AllBlocksCleared()))
 batches = st.lists(st.tuples(st.sampled_from([A, B]), st.lists(events, max_size=4)), max_size=25)
 limits = st.sampled_from(

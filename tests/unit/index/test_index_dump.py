@@ -14,7 +14,7 @@ from epp.core.engine_blocks import IndexLimits
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from epp.core.index_choice import IndexMaker
 from epp.core.index_dump import DumpRefused, EndpointDump, GroupDump
-from epp.core.prefix_index import Depths, PrefixIndex, PrefixQuery
+from epp.core.prefix_index import Depths, PrefixIndex, PrefixQuery, PythonPrefixIndex
 from epp.core.types import CacheTier, EngineBlockHash
 from tests.unit.index.test_index_differential import QUERIES, events
 
@@ -239,6 +239,29 @@ def test_a_restore_that_is_overtaken_stops(make_index: IndexMaker, gone: bool) -
         next(steps)
     index.check_integrity()
     assert gone or depth(index).blocks == 2
+
+
+def test_a_large_dump_is_not_taken_over_in_the_order_of_the_map(make_index: IndexMaker) -> None:
+    """Filled in another map's order, a map of the same secrets takes quadratic time: minutes here."""
+    count = 300_000 if make_index is not PythonPrefixIndex else 3_000
+    index = new_index(make_index)
+    index.apply(A, [chain(n, n + 1_000) for n in range(0, count, 1_000)])
+    dump = index.dump(A)
+    index.clear(A)
+    while index.sweep(count):
+        pass
+    index.restore(A, dump)
+    assert depth(index, blocks=count).blocks == count
+    assert index.dump(A).blocks == count
+
+
+def test_two_names_of_one_content_are_swept_one_by_one(make_index: IndexMaker) -> None:
+    """Found by the state machine: half swept, the other name's claim was gone from the table."""
+    index = new_index(make_index)
+    index.apply(A, [chain(0, 1), BlockStored(CPU, (EngineBlockHash(77),), None, [0], 1, has_extra_keys=True)])
+    index.clear(A)
+    while index.sweep(1):
+        index.check_integrity()
 
 
 def test_only_an_empty_endpoint_takes_a_dump(make_index: IndexMaker) -> None:

@@ -33,6 +33,8 @@ endpoints = st.sampled_from(ENDPOINTS)
 tiers = st.sampled_from([CacheTier.DEVICE, CacheTier.CPU])
 roots = st.sampled_from([ROOTS[0], *ROOTS])
 prompts = st.sampled_from(PROMPTS)
+WINDOWS = {1: 3, 2: 6}  # groups besides the full-attention one, and their windows in tokens
+groups = st.sampled_from(list(WINDOWS))
 domains = st.sampled_from([0, 0, 1])  # an engine that changes its hashing names one content twice
 
 
@@ -139,6 +141,63 @@ class IndexMachine(RuleBasedStateMachine):
         for name in chosen:
             self.naive[endpoint].remove(name, tier)
 
+    @rule(
+        endpoint=endpoints,
+        tier=tiers,
+        group=groups,
+        root=roots,
+        prompt=prompts,
+        start=st.integers(0, 5),
+        count=st.integers(1, 6),
+        rarely=st.integers(0, 2),
+    )
+    def store_in_group(
+        self,
+        endpoint: EndpointId,
+        tier: CacheTier,
+        group: int,
+        root: Root,
+        prompt: list[int],
+        start: int,
+        count: int,
+        rarely: int,
+    ) -> None:
+        """By name, so that what the full group says, before or after, tells the content."""
+        if rarely and group not in self.naive[endpoint].windows:
+            return
+        names = self.names(endpoint, 0, root, prompt)[start : start + count]
+        event = BlockStored(
+            tier,
+            tuple(names),
+            None,
+            None,
+            0,
+            group_kind="sliding_window",
+            group_idx=group,
+            group_window_tokens=WINDOWS[group],
+        )
+        self.index.apply(endpoint, [event])
+        for name in names:
+            self.naive[endpoint].store_in_group(group, WINDOWS[group], name, tier)
+        if not names:
+            self.naive[endpoint].windows[group] = WINDOWS[group]
+
+    @rule(data=st.data(), endpoint=endpoints)
+    def remove_from_group(self, data: st.DataObject, endpoint: EndpointId) -> None:
+        held = sorted(copy for copy, count in self.naive[endpoint].group_copies.items() if count)
+        if held:
+            group, name, tier = data.draw(st.sampled_from(held))
+            self.index.apply(endpoint, [BlockRemoved(tier, (EngineBlockHash(name),), group)])
+            self.naive[endpoint].remove_from_group(group, name, tier)
+
+    @rule(endpoint=endpoints)
+    def dump_and_restore(self, endpoint: EndpointId) -> None:
+        """Only where nothing waits: what waits is left out."""
+        dump = self.index.dump(endpoint)
+        if dump.complete:
+            self.index.clear(endpoint)
+            self.index.restore(endpoint, dump)
+
     @rule(data=st.data(), endpoint=endpoints, tier=tiers, store=st.booleans())
     def by_known_name(self, data: st.DataObject, endpoint: EndpointId, tier: CacheTier, store: bool) -> None:
         """A name that was said before, in a tier where it may or may not be held."""
@@ -223,7 +282,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.index) == 0
 
 
-SETTINGS = settings(max_examples=150, stateful_step_count=60, deadline=None)
+SETTINGS = settings(max_examples=100, stateful_step_count=60, deadline=None)
 _compiled = available_indexes().get(COMPILED)
 
 
