@@ -37,7 +37,7 @@ def records(count: int) -> list[DecisionRecord]:
 def test_files_rotate_by_size_and_hold_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     rows = records(40)
-    size = len(json.dumps(decision_json(rows[0])))
+    size = len(json.dumps(decision_json(rows[0]), separators=(",", ":"))) + 40
     file = LedgerFile(path, max_bytes=10 * size, keep=3)
     file.write(rows[:25], 1000.0)
     file.write(rows[25:], 1000.0)
@@ -59,6 +59,17 @@ def test_a_restarted_picker_appends(tmp_path: Path) -> None:
         file.write([row], 0.0)
         file.close()
     assert [row["request_id"] for row in lines(path)] == ["r0", "r1"]
+
+
+def test_an_id_that_is_no_unicode_does_not_stop_the_ledger(tmp_path: Path) -> None:
+    (record,) = records(1)
+    ids = ["\udcff", "\x00\n{", "plain"]
+    rows = [replace(record, decision=replace(record.decision, request_id=name)) for name in ids]
+    file = LedgerFile(tmp_path / "l.jsonl")
+    file.write(rows, 0.0)
+    file.close()
+    assert [row["request_id"] for row in lines(tmp_path / "l.jsonl")] == ids
+    assert (file.written, file.dropped) == (3, 0)
 
 
 def test_one_file_only(tmp_path: Path) -> None:
