@@ -18,7 +18,8 @@ from epp.core.types import Outcome
 from epp.debug import build_debug_app
 from epp.thresholds.in_force import ThresholdState
 from tests.unit.core.rows import info
-from tests.unit.core.test_endpoint_picker import Pool, busy_pool, report
+from tests.unit.core.test_endpoint_picker import Pool
+from tests.unit.core.test_pull_lifecycle import busy_pool, report
 
 TOKEN = "s3cret"
 

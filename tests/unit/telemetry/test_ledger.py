@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from dataclasses import replace
@@ -19,7 +20,8 @@ from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.pull_metrics import PullMetrics
 from tests.unit.core.rows import info
-from tests.unit.core.test_endpoint_picker import Pool, busy_pool, report
+from tests.unit.core.test_endpoint_picker import Pool
+from tests.unit.core.test_pull_lifecycle import busy_pool, report
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -200,3 +202,22 @@ def test_no_prompt_and_no_salt_is_in_a_record() -> None:
     text = json.dumps(decision_json(record)) + repr(record)
     assert "7654321" not in text
     assert "nobody may see" not in text
+
+
+async def test_a_fault_of_ours_does_not_end_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    pool, registry, tried = busy_pool(), CollectorRegistry(), asyncio.Event()
+
+    class Broken(PullMetrics):
+        def settled(self, record: DecisionRecord) -> None:
+            tried.set()
+            raise ZeroDivisionError(record.decision.decision_id)
+
+    ledger = DecisionLedger(pool.picker, Broken(registry), registry, clock=lambda: 100.0)
+    pool.ask()
+    running = asyncio.create_task(ledger.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
+    assert [r.exc_info is not None for r in caplog.records] == [True]
