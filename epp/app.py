@@ -182,7 +182,7 @@ class _App:
             scraper=scraper,
             events=KvEventsManager(self._picker.cache),
             endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
-            reports=ReportSubscriber(self._on_report, self._on_bad_report),
+            reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
             thresholds=thresholds,
         )
 
@@ -209,11 +209,10 @@ class _App:
         self._parts.reports.announce(endpoint, page.info_labels.get("reports_port", ""))
 
     def _on_report(self, endpoint: EndpointId, report: PullReport) -> None:
-        joined = self._picker.pull_finished(report, endpoint)
-        self._pull_metrics.reports.labels("joined" if joined else "unmatched").inc()
+        self._count_report("joined" if self._picker.pull_finished(report, endpoint) else "unmatched")
 
-    def _on_bad_report(self, endpoint: EndpointId) -> None:
-        self._pull_metrics.reports.labels("malformed").inc()
+    def _count_report(self, result: str) -> None:
+        self._pull_metrics.reports.labels(result).inc()
 
     # --- the pool changes -------------------------------------------------------------------------
     def _upsert(self, row: EndpointRow) -> None:
