@@ -104,7 +104,7 @@ async def measure_turns(tokenizer: LocalTokenizer, texts: Texts) -> dict[str, fl
     """CPU of turn 10 after nine turns were seen, and of its whole text; medians over conversations."""
     service = LocalTokeniser(tokenizer, budget_s=BUDGET_S)
     turn, whole, first, render = [], [], [], []
-    for _ in range(5):
+    for _ in range(9):
         messages = conversation(texts, 1)
         started = time.process_time()
         await service.token_ids(ChatPrompt(messages))

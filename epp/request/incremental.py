@@ -8,7 +8,7 @@ It must not log or keep texts.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -24,10 +24,6 @@ class TextEncoder(Protocol):
     """Token ids of a text, whole and without looking back: `LocalTokenizer`."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-
-class GivenUp(Exception):
-    """Nobody waits for this text any more. What was encoded so far is remembered."""
 
 
 @dataclass(slots=True)
@@ -55,36 +51,46 @@ class IncrementalEncoder:
         self._frame = _special_frame(encoder) if rules.any else None
         self.counters: Final = EncoderCounters()
 
-    def encode(
-        self, text: str, add_special_tokens: bool, given_up: Callable[[], bool] = lambda: False
-    ) -> array[int]:
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
         """Token ids of `text`, of type code "I".
 
         Raises:
-            GivenUp: `given_up` became true between two segments.
             UnicodeEncodeError: lone surrogates; no engine has ids for them.
         """
+        steps = self.steps(text, add_special_tokens)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                ids: array[int] = end.value
+                return ids
+
+    def steps(self, text: str, add_special_tokens: bool) -> Generator[None, None, array[int]]:
+        """`encode` that can be left or put off: yields after each segment that had to be encoded, and
+        returns the ids. What was encoded before it was left is remembered."""
         if self._frame is None or not text:
-            return array("I", self._remembered(text, add_special_tokens, given_up))
-        parts = [self._remembered(segment, False, given_up) for segment in self._segmenter.segments(text)]
+            ids = yield from self._remembered(text, add_special_tokens)
+            return array("I", ids)
+        parts = []
+        for segment in self._segmenter.segments(text):
+            parts.append((yield from self._remembered(segment, False)))
         if add_special_tokens:
             before, after = self._frame
             parts = [before, *parts, after]
         return array("I", b"".join(parts))
 
-    def _remembered(self, segment: str, add_special_tokens: bool, given_up: Callable[[], bool]) -> bytes:
+    def _remembered(self, segment: str, add_special_tokens: bool) -> Generator[None, None, bytes]:
         counters = self.counters
         digest = self._cache.digest(segment.encode(), add_special_tokens)
         ids = self._cache.get(digest)
         if ids is not None:
             counters.reused_tokens += len(ids) // TOKEN_BYTES
             return ids
-        if given_up():
-            raise GivenUp
         encoded = array("I", self._encoder.encode(segment, add_special_tokens))
         counters.encoded_tokens += len(encoded)
         ids = encoded.tobytes()
         self._cache.put(digest, ids)
+        yield
         return ids
 
 

@@ -36,6 +36,7 @@ class LocalTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._cut_rules: CutRules | None = None
         self.bos_token: Final = bos_token
         self.eos_token: Final = eos_token
         self.bos_id: Final = None if bos_token is None else tokenizer.token_to_id(bos_token)
@@ -81,8 +82,10 @@ class LocalTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def cut_rules(self) -> CutRules:
-        """Where texts may be cut without a change of their tokens. Takes a while: once, at start."""
-        return cut_rules(self._tokenizer)
+        """Where texts may be cut without a change of their tokens. The first call takes a while."""
+        if self._cut_rules is None:
+            self._cut_rules = cut_rules(self._tokenizer)
+        return self._cut_rules
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

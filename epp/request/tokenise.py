@@ -2,7 +2,8 @@
 
 Why a service: encoding a 48K-token prompt takes 60-80 ms of CPU, fifty times the rest of a
 decision. It runs in a few threads (`encode_batch_fast` releases the GIL), segment by segment, and
-segments seen before cost a look-up (`incremental`). Whatever goes wrong (late, overloaded, not
+segments seen before cost a look-up (`incremental`). Prompts take turns of a few segments, so that a
+short one does not wait until a 32 MB one is done. Whatever goes wrong (late, overloaded, not
 renderable, a fault of the tokenizer) the answer is None: no match, counted by reason, and the request
 is routed by load. Prompts and tokens appear in no log.
 """
@@ -14,13 +15,13 @@ import logging
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from epp.request.chat import Unrenderable
-from epp.request.incremental import GivenUp, IncrementalEncoder
+from epp.request.incremental import IncrementalEncoder
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET_S: Final = 1.0
 MAX_DEFAULT_WORKERS: Final = 4
+SEGMENTS_A_TURN: Final = 8  # about 10 ms
 DEFAULT_MAX_PENDING: Final = 64
 
 
@@ -79,7 +81,7 @@ class LocalTokeniser:
         self._executor = ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="tokenise")
         self._max_pending = max_pending
         self._budget_s = budget_s
-        self._pending: set[Future[array[int]]] = set()
+        self._jobs: set[_Job] = set()
         self._counters = TokeniserCounters()
         self._reported: set[str] = set()  # places in code: bounded
 
@@ -98,8 +100,8 @@ class LocalTokeniser:
     @property
     def pending(self) -> int:
         """Prompts that run or wait now, late ones included until their thread is free again."""
-        self._pending = {future for future in self._pending if not future.done()}
-        return len(self._pending)
+        self._jobs = {job for job in self._jobs if not job.done}
+        return len(self._jobs)
 
     async def token_ids(self, prompt: Prompt) -> Sequence[int] | None:
         """See `Tokeniser`. Token ids that came with the request cost no tokenizer call."""
@@ -118,15 +120,13 @@ class LocalTokeniser:
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
     async def _encode_within_budget(self, prompt: TextPrompt | ChatPrompt) -> tuple[array[int] | None, str]:
-        caller = _Caller()
-        try:
-            future = self._executor.submit(self._encode, prompt, caller.has_left)
-        except RuntimeError:  # closed
+        job = _Job(self._steps(prompt))
+        if not self._queue(job):
             return None, "overloaded"
-        self._pending.add(future)
+        self._jobs.add(job)
         try:
             async with asyncio.timeout(self._budget_s):
-                return await asyncio.wrap_future(future), "encoded"
+                return await asyncio.wrap_future(job.result), "encoded"
         except TimeoutError:
             return None, "late"
         except Unrenderable as error:
@@ -135,18 +135,37 @@ class LocalTokeniser:
             self._report(str(error))
             return None, "failed"
         finally:
-            future.cancel()  # takes it out of the queue if no thread has begun with it
-            caller.left = True  # and a thread that has begun stops at the next segment
+            job.leave()
 
-    def _encode(self, prompt: TextPrompt | ChatPrompt, given_up: Callable[[], bool]) -> array[int]:
-        """Runs in a worker thread. Chat: the template writes its own begin token, so none is added."""
+    def _queue(self, job: _Job) -> bool:
+        """Let a thread give `job` its next turn; False: closed."""
         try:
-            text = prompt.text if isinstance(prompt, TextPrompt) else _render(self._tokenizer, prompt)
-            return self._encoder.encode(text, prompt.add_special_tokens, given_up)
-        except (Unrenderable, GivenUp):
-            raise
+            job.turn = self._executor.submit(self._run_turn, job)
+        except RuntimeError:
+            return False
+        return True
+
+    def _run_turn(self, job: _Job) -> None:
+        """Runs in a worker thread: a few segments, then the job goes behind those that wait."""
+        try:
+            for _ in range(SEGMENTS_A_TURN):
+                if job.left:
+                    return
+                next(job.steps)
+        except StopIteration as end:
+            job.result.set_result(end.value)
         except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
-            raise _EncodingFailed(f"{type(error).__name__} at {_place(error)}") from None
+            if not isinstance(error, Unrenderable):
+                error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
+            job.result.set_exception(error)
+        else:
+            if not self._queue(job):
+                job.result.set_exception(_EncodingFailed("closed"))
+
+    def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[None, None, array[int]]:
+        """Chat: the template writes its own begin token, so none is added unless the client wants it."""
+        text = prompt.text if isinstance(prompt, TextPrompt) else _render(self._tokenizer, prompt)
+        return (yield from self._encoder.steps(text, prompt.add_special_tokens))
 
     def _report(self, place: str) -> None:
         if place not in self._reported:
@@ -158,16 +177,27 @@ def _default_workers() -> int:
     return max(1, min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1))
 
 
-class _Caller:
-    """Who waits for a text; read by the thread that encodes it."""
+class _Job:
+    """A prompt on its way through the threads, one turn at a time."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "result", "steps", "turn")
 
-    def __init__(self) -> None:
-        self.left = False
+    def __init__(self, steps: Generator[None, None, array[int]]) -> None:
+        self.steps = steps
+        self.result: Future[array[int]] = Future()
+        self.result.set_running_or_notify_cancel()  # a caller that leaves says so by `left` alone
+        self.turn: Future[None] | None = None
+        self.left = False  # nobody waits any more: read by the thread between two segments
 
-    def has_left(self) -> bool:
-        return self.left
+    def leave(self) -> None:
+        self.left = True
+        if self.turn is not None:
+            self.turn.cancel()  # takes it out of the queue if no thread has begun with it
+
+    @property
+    def done(self) -> bool:
+        """It holds no thread and waits for none."""
+        return self.result.done() or (self.left and self.turn is not None and self.turn.done())
 
 
 class _EncodingFailed(Exception):

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from epp.request.cut_rules import CutRules, cut_rules
 from epp.request.incremental import IncrementalEncoder
 from epp.request.local_tokenizer import LocalTokenizer
-from epp.request.segments import Segmenter
+from epp.request.segments import SEGMENT_CHARS, Segmenter
 from epp.request.token_cache import TokenCache
 from tests.unit.request.families import ALL, AT_BLANKS, SPECIALS, family
 
@@ -69,6 +69,10 @@ PIECES = st.sampled_from(
         "_",
         "/",
         "word",
+        "one two  three",
+        "é 中 x\u0301 y",
+        "9 10 11",
+        "a the b ",
         "Harbour",
         "harbour",
         "x",
@@ -146,6 +150,27 @@ def test_a_text_is_cut_at_all() -> None:
         "one two",
         "<|im_end|>three",
     ]
+
+
+def test_a_turn_ends_a_segment_long_before_a_document_does() -> None:
+    """So the end of a conversation is not encoded again with the next turn."""
+    segmenter = Segmenter(rules_of("llama3"))
+    turns = [f"<|im_start|>user\n{'harbour ' * 60}<|im_end|>\n" for _ in range(5)]
+    assert [len(part) for part in segmenter.segments("".join(turns))] == [
+        len(turns[0]) - len("<|im_end|>\n"),
+        *[len(turns[0])] * 4,
+        len("<|im_end|>\n"),
+    ]
+    document = list(segmenter.segments("harbour " * 1000))
+    assert {len(part) for part in document[:-1]} <= {SEGMENT_CHARS, SEGMENT_CHARS + 7}
+
+
+@pytest.mark.parametrize("initials", ["<", "<[", "<[{(!#"])
+def test_tokens_of_any_initials_are_found(initials: str) -> None:
+    tokens = tuple(f"{initial}{name}>" for initial in initials for name in ("a", "ab", "bos"))
+    segmenter = Segmenter(CutRules(tokens=tokens), segment_chars=1)
+    text = "x".join(tokens)
+    assert list(segmenter.segments(text)) == [f"{token}x" for token in tokens[:-1]] + [tokens[-1]]
 
 
 @settings(deadline=None)

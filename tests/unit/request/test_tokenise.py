@@ -197,6 +197,33 @@ async def test_a_late_text_is_left_at_the_next_segment(tokenizer: LocalTokenizer
     assert 0 < service.counters.encoded_tokens < len(tokenizer.encode(text, False)) // 4
 
 
+async def test_a_short_prompt_does_not_wait_for_a_long_one(tokenizer: LocalTokenizer) -> None:
+    """One thread, a text of many segments in it, and a short one that comes later is done first."""
+    slow = SlowTokenizer.behind(tokenizer)
+    slow.rules = tokenizer.cut_rules()
+    slow.gate.set()
+    service = LocalTokeniser(slow, workers=1, budget_s=BOUND_S)
+    slow.gate.clear()
+    slow.entered.clear()
+    done: list[str] = []
+
+    async def encode(name: str, text: str) -> None:
+        assert await listed(service, TextPrompt(text)) == tokenizer.encode(text, True)
+        done.append(name)
+
+    try:
+        long = asyncio.create_task(encode("long", " ".join(f"harbour{n}" for n in range(20_000))))
+        assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
+        short = asyncio.create_task(encode("short", "hi"))
+        await asyncio.sleep(0)  # one turn of the loop: it is in the queue
+        slow.gate.set()
+        await asyncio.gather(long, short)
+    finally:
+        slow.gate.set()
+        await service.aclose()
+    assert done == ["short", "long"]
+
+
 async def test_overload_is_no_match_at_once(tokenizer: LocalTokenizer) -> None:
     slow = SlowTokenizer.behind(tokenizer)
     service = LocalTokeniser(slow, workers=1, max_pending=2, budget_s=BOUND_S)
