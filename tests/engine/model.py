@@ -1,0 +1,91 @@
+"""A tiny random Llama in the Hugging Face layout, written without torch.
+
+Why random: parity is about tokens and blocks, not about sense. Why by hand: `config.json` plus one
+safetensors file (a JSON header and raw bytes) need nothing but numpy, so the tests' own environment
+makes the model and vLLM's only reads it. The same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+HIDDEN: Final = 64
+LAYERS: Final = 2
+HEADS: Final = 4
+KV_HEADS: Final = 2
+INNER: Final = 128
+MAX_POSITIONS: Final = 65_536
+
+
+def write_model(directory: Path, tokenizer_directory: Path, *, vocab_size: int, bos: int, eos: int) -> None:
+    """Fill `directory` with weights, configuration and the files of `tokenizer_directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in sorted(tokenizer_directory.iterdir()):
+        shutil.copyfile(file, directory / file.name)
+    rows = -(-vocab_size // 64) * 64
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": rows,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    _write_safetensors(directory / "model.safetensors", _weights(rows))
+
+
+def _weights(rows: int) -> dict[str, npt.NDArray[np.float32]]:
+    random = np.random.default_rng(0)
+
+    def matrix(*shape: int) -> npt.NDArray[np.float32]:
+        return random.normal(0.0, 0.08, shape).astype(np.float32)
+
+    head = HIDDEN // HEADS
+    weights = {"model.embed_tokens.weight": matrix(rows, HIDDEN), "model.norm.weight": np.ones(HIDDEN, np.float32)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        weights |= {
+            at + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
+            at + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
+            at + "self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
+            at + "self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            at + "self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            at + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head),
+            at + "mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+            at + "mlp.up_proj.weight": matrix(INNER, HIDDEN),
+            at + "mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        }
+    return weights
+
+
+def _write_safetensors(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> None:
+    """bfloat16 is the upper half of float32; the header is padded so that the data is aligned."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    pieces: list[bytes] = []
+    at = 0
+    for name, value in weights.items():
+        piece = (value.view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, at + len(piece)]}
+        pieces.append(piece)
+        at += len(piece)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(pieces))
