@@ -92,7 +92,8 @@ class LocalTokenizer:
         """
         if self._chat_template is None:
             raise Unrenderable("no_chat_template")
-        specials = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        named = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        specials = {name: token for name, token in named.items() if token is not None}
         return self._chat_template.render(
             messages,
             tools,

@@ -8,12 +8,12 @@ makes the model and vLLM's only reads it. The same seed gives the same bytes.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 HIDDEN: Final = 64
 LAYERS: Final = 2
@@ -23,12 +23,10 @@ INNER: Final = 128
 MAX_POSITIONS: Final = 65_536
 
 
-def write_model(directory: Path, tokenizer_directory: Path, *, vocab_size: int, bos: int, eos: int) -> None:
-    """Fill `directory` with weights, configuration and the files of `tokenizer_directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in sorted(tokenizer_directory.iterdir()):
-        shutil.copyfile(file, directory / file.name)
-    rows = -(-vocab_size // 64) * 64
+def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
+    """Add weights and configuration to a tokenizer directory."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    rows = -(-tokenizer.get_vocab_size(with_added_tokens=True) // 64) * 64
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -44,8 +42,8 @@ def write_model(directory: Path, tokenizer_directory: Path, *, vocab_size: int, 
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
-        "bos_token_id": bos,
-        "eos_token_id": eos,
+        "bos_token_id": None if bos is None else tokenizer.token_to_id(bos),
+        "eos_token_id": tokenizer.token_to_id(eos),
         "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

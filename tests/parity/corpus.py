@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import orjson
 
-from tests.parity import chats, others
+from tests.parity import chats, odd, others
 from tests.parity.families import FAMILIES
 
 MODEL: Final = "m"
 CHAT: Final = "/v1/chat/completions"
+ODD_FAMILIES: Final = ("chatml", "mistral", "parts")
 # what every chat sends besides: the templates that print today's date must print the same one tomorrow
 FIXED_DATE: Final = {"current_date": "2026-01-01"}
 
@@ -56,7 +57,8 @@ def _chats(family: str) -> Iterator[Case]:
 
 
 def _others(family: str) -> Iterator[Case]:
-    for path, name, fields in others.shapes():
+    shapes = [*others.shapes(), *(odd.shapes() if family in ODD_FAMILIES else ())]
+    for path, name, fields in shapes:
         if family == "harmony" and path != "/v1/completions":
             fields = {**fields, "chat_template_kwargs": FIXED_DATE | (fields.get("chat_template_kwargs") or {})}
         yield Case(family, name, path, orjson.dumps({"model": MODEL, **fields}))

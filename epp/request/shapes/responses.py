@@ -14,6 +14,7 @@ from typing import Any, Final
 from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
 from epp.request.shapes.fields import (
     check_effort,
+    check_forwarded_tokens,
     function_tool,
     read_dict,
     read_list,
@@ -30,6 +31,7 @@ _Message = dict[str, Any]
 
 
 def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
+    check_forwarded_tokens(fields)
     if any(fields.get(name) is not None for name in _SERVER_STATE):
         raise NoPrompt(Reason.SERVER_STATE)
     if fields.get("truncation", "disabled") != "disabled":
