@@ -193,7 +193,9 @@ def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flat(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+    return (
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+    )
 
 
 def _tool_call(call: Any) -> dict[str, Any]:

@@ -67,19 +67,21 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise Unrenderable("continue_and_generate")
-        shaped = engine_messages(
-            messages, self.content_format, knows_developer=self._knows_developer
-        )
+        shaped = engine_messages(messages, self.content_format, knows_developer=self._knows_developer)
         final = ""
         if continue_final_message:
             if not self._names_content:
                 raise Unrenderable("continue_not_rendered")
             final = _mark_final(shaped[-1])
-        values = {"documents": None} | template_kwargs | {
-            "messages": shaped,
-            "tools": engine_tools(tools),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        values = (
+            {"documents": None}
+            | template_kwargs
+            | {
+                "messages": shaped,
+                "tools": engine_tools(tools),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
         _check_documents(values["documents"])
         try:
             text = self._template.render(values)

@@ -1,9 +1,9 @@
 """A model's own tokenizer and chat template, from a directory in the Hugging Face layout.
 
-Files read: `tokenizer.json`, `tokenizer_config.json` (begin and end token; optional) and
-`chat_template.jinja` (or the `chat_template` of the config; optional). Everything here blocks and
-is meant for a thread: `encode_batch_fast` releases the GIL, `encode` would hold it for the whole
-prompt. It must not log or cache prompts.
+Files read: `tokenizer.json`, `tokenizer_config.json` (begin and end token; optional),
+`chat_template.jinja` (or the `chat_template` of the config; optional) and `config.json` (model type;
+optional). Everything here blocks and is meant for a thread: `encode_batch_fast` releases the GIL,
+`encode` would hold it for the whole prompt. It must not log or cache prompts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
+from epp.request.tokenizer_class import renders_in_code, unread_reason
 
 
 class LocalTokenizer:
@@ -53,9 +54,16 @@ class LocalTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = _read_config(directory / "tokenizer_config.json")
+        unread = unread_reason(tokenizer, config)
+        if unread is not None:
+            raise ConfigError(
+                f"{path}: {unread}, so its tokens would not be the engine's; save the tokenizer with the "
+                "engine's transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and use that"
+            )
+        in_code = renders_in_code(_read_config(directory / "config.json"))
         return cls(
             tokenizer,
-            chat_template=_read_template(directory, config),
+            chat_template=None if in_code else _read_template(directory, config),
             bos_token=_token_text(config.get("bos_token")),
             eos_token=_token_text(config.get("eos_token")),
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from epp.request.tokenise import LocalTokeniser
 from tests.engine import processes
-from tests.engine.model import write_model
+from tests.engine.model import write_adapter, write_model
+from tests.engine.serving import Engine, connect, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
+from tests.parity.ours import open_router_tokeniser
 
-SERVED_NAME = "m"
+SERVED_FAMILY = "llama3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,3 +54,25 @@ def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         yield urls
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A serving vLLM with KV events, replay and one LoRA adapter."""
+    work = tmp_path_factory.mktemp("engine")
+    write_adapter(work / "adapter")
+    (port,) = processes.free_ports(1)
+    process = processes.Process(serve_arguments(models[SERVED_FAMILY], port, work / "adapter"), work / "log")
+    try:
+        process.wait_ready([f"http://127.0.0.1:{port}/health"])
+        yield connect(f"http://127.0.0.1:{port}")
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
+    """The router's tokeniser for the serving engine's model."""
+    tokeniser = open_router_tokeniser(models[SERVED_FAMILY])
+    yield tokeniser
+    await tokeniser.aclose()

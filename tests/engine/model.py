@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-HIDDEN: Final = 64
+HIDDEN: Final = 128
 LAYERS: Final = 2
 HEADS: Final = 4
 KV_HEADS: Final = 2
@@ -50,6 +50,30 @@ def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
     _write_safetensors(directory / "model.safetensors", _weights(rows))
 
 
+def write_adapter(directory: Path, rank: int = 8) -> None:
+    """A LoRA adapter on two projections, in PEFT's layout."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    random = np.random.default_rng(1)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, heads in (("q_proj", HEADS), ("v_proj", KV_HEADS)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}."
+            weights[at + "lora_A.weight"] = random.normal(0, 0.1, (rank, HIDDEN)).astype(np.float32)
+            weights[at + "lora_B.weight"] = random.normal(0, 0.1, (heads * HIDDEN // HEADS, rank)).astype(
+                np.float32
+            )
+    _write_safetensors(directory / "adapter_model.safetensors", weights)
+
+
 def _weights(rows: int) -> dict[str, npt.NDArray[np.float32]]:
     random = np.random.default_rng(0)
 
@@ -57,7 +81,10 @@ def _weights(rows: int) -> dict[str, npt.NDArray[np.float32]]:
         return random.normal(0.0, 0.08, shape).astype(np.float32)
 
     head = HIDDEN // HEADS
-    weights = {"model.embed_tokens.weight": matrix(rows, HIDDEN), "model.norm.weight": np.ones(HIDDEN, np.float32)}
+    weights = {
+        "model.embed_tokens.weight": matrix(rows, HIDDEN),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+    }
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         weights |= {

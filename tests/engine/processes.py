@@ -19,7 +19,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
-START_TIMEOUT_S: Final = 300.0
+START_TIMEOUT_S: Final = 600.0  # 40 s on an idle machine with two cores
 STOP_TIMEOUT_S: Final = 20.0
 _LOG_TAIL_BYTES: Final = 4000
 
@@ -47,7 +47,10 @@ class Process:
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
         # what is cached between runs lives beside the environment, not in anybody's home
-        cache = {"VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"), "XDG_CACHE_HOME": str(PYTHON.parents[1] / "cache")}
+        cache = {
+            "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
+            "XDG_CACHE_HOME": str(PYTHON.parents[1] / "cache"),
+        }
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(PYTHON), *arguments],
@@ -67,7 +70,9 @@ class Process:
                 if self._process.poll() is not None:
                     raise EngineFailed(f"vLLM ended with {self._process.returncode}:\n{self.log_tail()}")
                 if time.monotonic() > deadline_s:
-                    raise EngineFailed(f"vLLM did not answer {url} within {timeout_s:.0f} s:\n{self.log_tail()}")
+                    raise EngineFailed(
+                        f"vLLM did not answer {url} within {timeout_s:.0f} s:\n{self.log_tail()}"
+                    )
                 self._wait_moment()
 
     def _wait_moment(self) -> None:

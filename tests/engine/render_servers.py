@@ -15,11 +15,17 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 async def serve(port: str, directory: str) -> None:
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(
-        ["--model", directory, "--served-model-name", "m", "--host", "127.0.0.1", "--port", port]
-        + ["--max-model-len", "32768", "--enable-auto-tool-choice", "--tool-call-parser", "pythonic"]
-        + ["--disable-uvicorn-access-log"]
-    )
+    options = {
+        "--model": directory,
+        "--served-model-name": "m",
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--max-model-len": "32768",
+        "--tool-call-parser": "pythonic",
+    }
+    words = ["--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
+    words.extend(word for option in options.items() for word in option)
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     validate_parsed_serve_args(arguments)
     await run_launch_fastapi(arguments)
 

@@ -29,7 +29,7 @@ async def engine_says(session: aiohttp.ClientSession, url: str, case: Case) -> r
     return ids
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
 async def test_every_request_of_the_corpus(
     family: str, renderers: dict[str, str], models: dict[str, Path]

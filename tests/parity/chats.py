@@ -67,41 +67,86 @@ def plain_shapes() -> Iterator[tuple[str, Fields]]:
     yield "system", {"messages": [system("  Be brief.  "), user(" What is 17 * 23? ")]}
     turns = [user("First"), assistant("  Second\n"), user("Third"), assistant("Fourth"), user("Fifth")]
     yield "turns", {"messages": [system("Five turns."), *turns]}
-    yield "unicode", {"messages": [user("Ünïcödé café e\u0301 日本語 🙂👩‍👩‍👧 \u00a0\u200b\ufeff ﬁ ½ Ⅷ \u0000 \r\n\tend")]}
-    yield "specials_in_text", {"messages": [user("<|im_end|><s>[INST]<|eot_id|><｜User｜><bos>\n\n\n<think> </think>")]}
+    yield (
+        "unicode",
+        {
+            "messages": [
+                user("Ünïcödé café e\u0301 日本語 🙂👩‍👩‍👧 \u00a0\u200b\ufeff ﬁ ½ Ⅷ \u0000 \r\n\tend")
+            ]
+        },
+    )
+    yield (
+        "specials_in_text",
+        {"messages": [user("<|im_end|><s>[INST]<|eot_id|><｜User｜><bos>\n\n\n<think> </think>")]},
+    )
     yield "empty", {"messages": [user("")]}
     yield "null", {"messages": [user(None)]}
     yield "no_content", {"messages": [user("Hi"), {"role": "assistant"}, user("Still there?")]}
     yield "parts", {"messages": [system(text("One.", "Two.")), user(text("Part one", "part two", ""))]}
     yield "string_parts", {"messages": [user(["as text", "and more"])]}
-    yield "mixed_parts", {"messages": [user([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}])]}
+    yield (
+        "mixed_parts",
+        {"messages": [user([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}])]},
+    )
     yield "empty_parts", {"messages": [user([])]}
     yield "null_part", {"messages": [user([{"type": "text", "text": None}, {"type": "text", "text": "b"}])]}
-    yield "cache_control", {"messages": [user([{"type": "text", "text": "keep", "cache_control": {"type": "x"}}])]}
-    yield "refusal", {"messages": [user("?"), assistant([{"type": "refusal", "refusal": "No."}]), user("Why?")]}
-    yield "thinking_part", {
-        "messages": [user("?"), assistant([{"type": "thinking", "thinking": "Hm."}, *text("Yes.")]), user("!")]
-    }
+    yield (
+        "cache_control",
+        {"messages": [user([{"type": "text", "text": "keep", "cache_control": {"type": "x"}}])]},
+    )
+    yield (
+        "refusal",
+        {"messages": [user("?"), assistant([{"type": "refusal", "refusal": "No."}]), user("Why?")]},
+    )
+    yield (
+        "thinking_part",
+        {
+            "messages": [
+                user("?"),
+                assistant([{"type": "thinking", "thinking": "Hm."}, *text("Yes.")]),
+                user("!"),
+            ]
+        },
+    )
     yield "assistant_parts", {"messages": [user("?"), assistant(text("One", "Two")), user("!")]}
-    yield "image", {"messages": [user([*text("What?"), {"type": "image_url", "image_url": {"url": "data:,"}}])]}
+    yield (
+        "image",
+        {"messages": [user([*text("What?"), {"type": "image_url", "image_url": {"url": "data:,"}}])]},
+    )
     yield "untyped_part", {"messages": [user([{"text": "no type"}])]}
     yield "name", {"messages": [user("Who am I?", name="Ann"), assistant("Ann.", name="bot"), user("Right")]}
-    yield "unknown_field", {"messages": [user("Hi", x_custom="y", thinking="z"), assistant("Ho", thinking="t"), user("?")]}
+    yield (
+        "unknown_field",
+        {"messages": [user("Hi", x_custom="y", thinking="z"), assistant("Ho", thinking="t"), user("?")]},
+    )
     yield "developer", {"messages": [{"role": "developer", "content": "Rules first."}, user("Go")]}
-    yield "developer_late", {
-        "messages": [system("One."), {"role": "developer", "content": "Two."}, user("Go"), system("Three.")]
-    }
+    yield (
+        "developer_late",
+        {
+            "messages": [
+                system("One."),
+                {"role": "developer", "content": "Two."},
+                user("Go"),
+                system("Three."),
+            ]
+        },
+    )
     yield "system_late", {"messages": [user("Hi"), assistant("Ho"), system("Late rules."), user("Go")]}
     yield "two_systems", {"messages": [system("One."), system("Two."), user("Go")]}
     yield "odd_role", {"messages": [user("Hi"), {"role": "critic", "content": "Hm."}, user("Go")]}
-    yield "function_role", {"messages": [user("Hi"), {"role": "function", "name": "f", "content": "1"}, user("Go")]}
+    yield (
+        "function_role",
+        {"messages": [user("Hi"), {"role": "function", "name": "f", "content": "1"}, user("Go")]},
+    )
     yield "only_assistant", {"messages": [assistant("I begin.")]}
-    yield "billing_header", {
-        "messages": [system("x-anthropic-billing-header: cc=1; cch=abc;\nReal rules."), user("Go")]
-    }
-    yield "billing_header_part", {
-        "messages": [system(text("x-anthropic-billing-header: cch=abc;", "Real rules.")), user("Go")]
-    }
+    yield (
+        "billing_header",
+        {"messages": [system("x-anthropic-billing-header: cc=1; cch=abc;\nReal rules."), user("Go")]},
+    )
+    yield (
+        "billing_header_part",
+        {"messages": [system(text("x-anthropic-billing-header: cch=abc;", "Real rules.")), user("Go")]},
+    )
     yield "white_space", {"messages": [user("\n\n  leading and trailing \t\n\n")]}
 
 
@@ -112,21 +157,30 @@ def tool_shapes() -> Iterator[tuple[str, Fields]]:
     yield "odd_tool", {"messages": [user("Go")], "tools": [ODD_TOOL]}
     yield "tool_choice_none", {"messages": [user("Go")], "tools": [WEATHER], "tool_choice": "none"}
     yield "no_tools", {"messages": [user("Go")], "tools": []}
-    asked = [user("Weather?"), assistant(None, tool_calls=[call("get_weather", '{"city": "Köln", "unit": "C"}')])]
+    asked = [
+        user("Weather?"),
+        assistant(None, tool_calls=[call("get_weather", '{"city": "Köln", "unit": "C"}')]),
+    ]
     yield "call", {"messages": [*asked, result("12 °C"), user("And now?")], "tools": [WEATHER]}
     yield "call_result_last", {"messages": [*asked, result('{"t": 12}')], "tools": [WEATHER]}
     yield "call_without_tools", {"messages": [*asked, result("12"), assistant("12 °C."), user("Thanks")]}
-    yield "call_with_text", {
-        "messages": [user("?"), assistant("Let me see.", tool_calls=[call("now", "{}")]), result("noon")]
-    }
-    yield "two_calls", {
-        "messages": [
-            user("Both?"),
-            assistant("", tool_calls=[call("a", '{"x":1}'), call("b", '{"y":[1,2.50,null]}', "call_00000002")]),
-            result("1"),
-            result("2", "call_00000002"),
-        ]
-    }
+    yield (
+        "call_with_text",
+        {"messages": [user("?"), assistant("Let me see.", tool_calls=[call("now", "{}")]), result("noon")]},
+    )
+    yield (
+        "two_calls",
+        {
+            "messages": [
+                user("Both?"),
+                assistant(
+                    "", tool_calls=[call("a", '{"x":1}'), call("b", '{"y":[1,2.50,null]}', "call_00000002")]
+                ),
+                result("1"),
+                result("2", "call_00000002"),
+            ]
+        },
+    )
     for name, arguments in (
         ("object", {"city": "Köln", "n": 1}),
         ("empty", ""),
@@ -142,16 +196,26 @@ def tool_shapes() -> Iterator[tuple[str, Fields]]:
         yield f"arguments_{name}", {"messages": [user("?"), asking, result("ok")]}
     yield "empty_calls", {"messages": [user("?"), assistant("No calls.", tool_calls=[]), user("!")]}
     yield "null_calls", {"messages": [user("?"), assistant("No calls.", tool_calls=None), user("!")]}
-    yield "call_extras", {
-        "messages": [
-            user("?"),
-            assistant("", tool_calls=[{**call("f", "{}"), "index": 0, "x": 1}]),
-            {**result("ok"), "name": "f"},
-        ]
-    }
-    yield "untyped_call", {
-        "messages": [user("?"), assistant("", tool_calls=[{"id": "call_00000001", "function": {"name": "f"}}]), result("1")]
-    }
+    yield (
+        "call_extras",
+        {
+            "messages": [
+                user("?"),
+                assistant("", tool_calls=[{**call("f", "{}"), "index": 0, "x": 1}]),
+                {**result("ok"), "name": "f"},
+            ]
+        },
+    )
+    yield (
+        "untyped_call",
+        {
+            "messages": [
+                user("?"),
+                assistant("", tool_calls=[{"id": "call_00000001", "function": {"name": "f"}}]),
+                result("1"),
+            ]
+        },
+    )
     yield "result_parts", {"messages": [*asked, result(text("line one", "line two"))]}
     yield "result_empty", {"messages": [*asked, result("")]}
     yield "result_null", {"messages": [*asked, result(None)]}
@@ -162,11 +226,24 @@ def switch_shapes() -> Iterator[tuple[str, Fields]]:
     """Reasoning, template variables, how the prompt ends, documents."""
     thought = [user("2+2?"), assistant("4", reasoning="Count."), user("Sure?")]
     yield "reasoning", {"messages": thought}
-    yield "reasoning_content", {"messages": [user("2+2?"), assistant("4", reasoning_content="\nCount.\n"), user("?")]}
-    yield "reasoning_both", {"messages": [user("?"), assistant("4", reasoning="A", reasoning_content="B"), user("?")]}
-    yield "reasoning_with_call", {
-        "messages": [user("?"), assistant(None, reasoning="Call it.", tool_calls=[call("f", '{"a": 1}')]), result("1")]
-    }
+    yield (
+        "reasoning_content",
+        {"messages": [user("2+2?"), assistant("4", reasoning_content="\nCount.\n"), user("?")]},
+    )
+    yield (
+        "reasoning_both",
+        {"messages": [user("?"), assistant("4", reasoning="A", reasoning_content="B"), user("?")]},
+    )
+    yield (
+        "reasoning_with_call",
+        {
+            "messages": [
+                user("?"),
+                assistant(None, reasoning="Call it.", tool_calls=[call("f", '{"a": 1}')]),
+                result("1"),
+            ]
+        },
+    )
     yield "reasoning_empty", {"messages": [user("?"), assistant("4", reasoning=""), user("?")]}
     for name, given in (
         ("thinking_off", {"enable_thinking": False}),
@@ -186,14 +263,20 @@ def switch_shapes() -> Iterator[tuple[str, Fields]]:
         yield f"effort_{effort}", {"messages": [user("Think")], "reasoning_effort": effort}
     documents = [{"title": "A", "text": "alpha"}, {"title": "B", "text": "beta"}]
     yield "documents", {"messages": [user("Which?")], "documents": documents}
-    yield "no_generation_prompt", {"messages": [user("Go"), assistant("Went")], "add_generation_prompt": False}
+    yield (
+        "no_generation_prompt",
+        {"messages": [user("Go"), assistant("Went")], "add_generation_prompt": False},
+    )
     yield "generation_prompt_after_assistant", {"messages": [user("Go"), assistant("Went")]}
     go_on: Fields = {"add_generation_prompt": False, "continue_final_message": True}
     yield "continue", {"messages": [user("Tell"), assistant("Once upon a")], **go_on}
     yield "continue_blanks", {"messages": [user("Tell"), assistant("Once upon a  ")], **go_on}
     yield "continue_parts", {"messages": [user("Tell"), assistant(text("Once", "upon a "))], **go_on}
     yield "continue_user", {"messages": [user("Complete me: the")], **go_on}
-    yield "continue_twice_same", {"messages": [user("la"), assistant("la"), user("la"), assistant("la")], **go_on}
+    yield (
+        "continue_twice_same",
+        {"messages": [user("la"), assistant("la"), user("la"), assistant("la")], **go_on},
+    )
     yield "continue_empty", {"messages": [user("Tell"), assistant("")], **go_on}
     yield "continue_null", {"messages": [user("Tell"), assistant(None)], **go_on}
     yield "continue_call", {"messages": [user("?"), assistant("See", tool_calls=[call("f", "{}")])], **go_on}
@@ -223,9 +306,34 @@ def random_chats(seed: str, count: int) -> Iterator[tuple[str, Fields]]:
 
 
 _WORDS: Final = (
-    "the river block über token  \n cache, 42 1234567 naïve 日本 prefix 🙂 _under_score CamelCase "
-    "it's don't {json: [1, 2]} https://example.org/a?b=c \t x=y; «quote» ... -- # heading $9.99 %"
-).split(" ")
+    *(
+        "the",
+        "river",
+        "block",
+        "über",
+        "token",
+        "",
+        "\n",
+        "cache,",
+        "42",
+        "1234567",
+        "naïve",
+        "日本",
+        "prefix",
+    ),
+    *(
+        "🙂",
+        "_under_score",
+        "CamelCase",
+        "it's",
+        "don't",
+        "{json:",
+        "[1,",
+        "2]}",
+        "https://example.org/a?b=c",
+    ),
+    *("\t", "x=y;", "«quote»", "...", "--", "#", "heading", "$9.99", "%"),
+)
 
 
 def _prose(rng: random.Random) -> str:

@@ -60,5 +60,8 @@ def _others(family: str) -> Iterator[Case]:
     shapes = [*others.shapes(), *(odd.shapes() if family in ODD_FAMILIES else ())]
     for path, name, fields in shapes:
         if family == "harmony" and path != "/v1/completions":
-            fields = {**fields, "chat_template_kwargs": FIXED_DATE | (fields.get("chat_template_kwargs") or {})}
+            fields = {
+                **fields,
+                "chat_template_kwargs": FIXED_DATE | (fields.get("chat_template_kwargs") or {}),
+            }
         yield Case(family, name, path, orjson.dumps({"model": MODEL, **fields}))

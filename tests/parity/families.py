@@ -75,7 +75,15 @@ FAMILIES: Final = (
         adds_bos=True,
         eos="<eos>",
         unk="<unk>",
-        specials=("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
+        specials=(
+            "<bos>",
+            "<eos>",
+            "<pad>",
+            "<mask>",
+            "<start_of_turn>",
+            "<end_of_turn>",
+            "<start_of_image>",
+        ),
         words=("\n\n", "\n\n\n", "▁▁", "▁▁▁▁"),
     ),
     Family(
@@ -138,7 +146,15 @@ FAMILIES: Final = (
         kind="byte_level",
         tokenizer_class="PreTrainedTokenizerFast",
         eos="<|endoftext|>",
-        specials=("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        specials=(
+            "<|endoftext|>",
+            "[gMASK]",
+            "<sop>",
+            "<|system|>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|observation|>",
+        ),
         words=("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "/nothink"),
     ),
     Family(
@@ -158,7 +174,9 @@ def by_name(name: str) -> Family:
 def write_family(family: Family, directory: Path) -> None:
     """The files of a tokenizer directory in the Hugging Face layout."""
     directory.mkdir(parents=True, exist_ok=True)
-    built = vocabularies.KINDS[family.kind](family.bos if family.adds_bos else None, family.specials, family.words)
+    built = vocabularies.KINDS[family.kind](
+        family.bos if family.adds_bos else None, family.specials, family.words
+    )
     _write(directory / "tokenizer.json", built)
     config: dict[str, Any] = {
         "tokenizer_class": family.tokenizer_class,

@@ -36,7 +36,12 @@ def _tool(**more: object) -> list[Fields]:
 
 def _tools() -> Iterator[tuple[str, Fields]]:
     ask = {"messages": [user("?")]}
-    extras = {"x": 1, "type": "function", "function": {"z": 2, "name": "f", "arguments": "{}", "y": 3}, "id": "call_00000001"}
+    extras = {
+        "x": 1,
+        "type": "function",
+        "function": {"z": 2, "name": "f", "arguments": "{}", "y": 3},
+        "id": "call_00000001",
+    }
     yield "call_extras", {"messages": [user("?"), assistant("", tool_calls=[extras]), result("1")]}
     custom = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
     yield "custom_call", {"messages": [user("?"), assistant("", tool_calls=[custom]), result("1", "c")]}
@@ -46,13 +51,19 @@ def _tools() -> Iterator[tuple[str, Fields]]:
     own = _tool(defer_loading=False, description="")[0]
     yield "deferred_twice", {**ask, "tools": [{**own, "defer_loading": True}]}
     yield "nulls", {**ask, "tools": _tool(parameters=None, description=None)}
-    yield "numbers", {**ask, "tools": _tool(parameters={"a": 1e18, "b": 1.0, "c": [True, None], "d": "</s>&'\u2028"})}
+    yield (
+        "numbers",
+        {**ask, "tools": _tool(parameters={"a": 1e18, "b": 1.0, "c": [True, None], "d": "</s>&'\u2028"})},
+    )
     yield "null_tools", {**ask, "tools": None}
-    yield "named_choice", {
-        **ask,
-        "tools": [WEATHER],
-        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
-    }
+    yield (
+        "named_choice",
+        {
+            **ask,
+            "tools": [WEATHER],
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        },
+    )
     yield "required_choice", {**ask, "tools": [WEATHER], "tool_choice": "required"}
     for name, arguments in (
         ("bool", "true"),
@@ -61,7 +72,10 @@ def _tools() -> Iterator[tuple[str, Fields]]:
         ("infinite", '{"a":Infinity,"b":-0.0,"c":1E400,"d":0.1e-7}'),
         ("surrogate", '{"a":"\\ud83d"}'),
     ):
-        yield f"arguments_{name}", {"messages": [user("?"), assistant("", tool_calls=[call("f", arguments)]), result("1")]}
+        yield (
+            f"arguments_{name}",
+            {"messages": [user("?"), assistant("", tool_calls=[call("f", arguments)]), result("1")]},
+        )
 
 
 def _contents() -> Iterator[tuple[str, Fields]]:
@@ -75,13 +89,17 @@ def _contents() -> Iterator[tuple[str, Fields]]:
     yield "mixed_result", {"messages": [*asked, result([{"type": "tool_reference", "name": "f"}, *cached])]}
     yield "result_without_id", {"messages": [*asked, {"role": "tool", "content": "x"}]}
     yield "result_null_name", {"messages": [*asked, {**result("x"), "name": None}]}
-    yield "null_reasoning", {"messages": [user("?"), assistant("x", reasoning=None, reasoning_content="q"), user("y")]}
+    yield (
+        "null_reasoning",
+        {"messages": [user("?"), assistant("x", reasoning=None, reasoning_content="q"), user("y")]},
+    )
     yield "users_reasoning", {"messages": [user("?", reasoning="no")]}
     nulls = {"audio": None, "function_call": None, "refusal": None, "tool_calls": None}
     yield "null_fields", {"messages": [user("?"), assistant("x", **nulls), user("y")]}
-    yield "function_call", {
-        "messages": [user("?"), assistant(None, function_call={"name": "f", "arguments": "{}"}), user("y")]
-    }
+    yield (
+        "function_call",
+        {"messages": [user("?"), assistant(None, function_call={"name": "f", "arguments": "{}"}), user("y")]},
+    )
     rules = {"role": "developer", "content": "d"}
     yield "developer_tools", {"messages": [{**rules, "tools": [WEATHER]}, user("y")]}
     yield "developer_parts", {"messages": [{**rules, "content": text("d", "e")}, user("y")]}
@@ -114,7 +132,10 @@ def _switches() -> Iterator[tuple[str, Fields]]:
         yield f"kwargs_{name}", {**ask, "chat_template_kwargs": given}
     yield "no_documents", {**ask, "documents": []}
     yield "null_effort", {**ask, "reasoning_effort": None}
-    yield "effort_and_kwargs", {**ask, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}
+    yield (
+        "effort_and_kwargs",
+        {**ask, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+    )
     yield "flag_number", {**ask, "add_generation_prompt": 0}
     yield "flag_text", {**ask, "add_generation_prompt": "false"}
     yield "flag_null", {**ask, "add_special_tokens": None}
@@ -157,7 +178,11 @@ def _responses() -> Iterator[tuple[str, Fields]]:
     done: Fields = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
 
     def said(*texts: str, **more: str) -> Fields:
-        return {**done, **more, "content": [{"type": "output_text", "text": t, "annotations": []} for t in texts]}
+        return {
+            **done,
+            **more,
+            "content": [{"type": "output_text", "text": t, "annotations": []} for t in texts],
+        }
 
     def called(number: int, arguments: str) -> list[Fields]:
         identity = f"call_0000000{number}"
@@ -189,7 +214,15 @@ def _responses() -> Iterator[tuple[str, Fields]]:
 def _anthropic() -> Iterator[tuple[str, Fields]]:
     def used(*numbers: int) -> Fields:
         return assistant(
-            [{"type": "tool_use", "id": f"toolu_00000{n}", "name": "f", "input": {"b": 1, "a": [1.0, None]}} for n in numbers]
+            [
+                {
+                    "type": "tool_use",
+                    "id": f"toolu_00000{n}",
+                    "name": "f",
+                    "input": {"b": 1, "a": [1.0, None]},
+                }
+                for n in numbers
+            ]
         )
 
     def gave(number: int, **more: object) -> Fields:
@@ -198,9 +231,16 @@ def _anthropic() -> Iterator[tuple[str, Fields]]:
     yield "same_role_twice", {"messages": [user("a"), user("b"), assistant("c")]}
     yield "no_blocks", {"messages": [user([])]}
     yield "no_result", {"messages": [user("a"), used(1), user([gave(1)])]}
-    yield "two_results", {
-        "messages": [user("a"), used(1, 2), user([gave(1, content="1", is_error=True), gave(2, content=[])])]
-    }
+    yield (
+        "two_results",
+        {
+            "messages": [
+                user("a"),
+                used(1, 2),
+                user([gave(1, content="1", is_error=True), gave(2, content=[])]),
+            ]
+        },
+    )
     yield "empty_system", {"messages": [user("a")], "system": ""}
     yield "header_text", {"messages": [user("a")], "system": f"{HEADER}\nz"}
     yield "no_thinking", {"messages": [user("a")], "thinking": {"type": "disabled"}}

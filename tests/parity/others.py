@@ -47,43 +47,64 @@ def responses() -> Iterator[tuple[str, Fields]]:
     yield "text", {"input": "Hello there, how are you?"}
     yield "instructions", {"input": "What is 17 * 23?", "instructions": "Be brief."}
     yield "items", {"input": [_item("user", "First"), _item("assistant", "Second"), _item("user", "Third")]}
-    yield "parts", {"input": [_item("user", [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}])]}
+    yield (
+        "parts",
+        {
+            "input": [
+                _item("user", [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}])
+            ]
+        },
+    )
     yield "developer", {"input": [_item("developer", "Rules."), _item("user", "Go")], "instructions": "More."}
     yield "tools", {"input": "Weather?", "tools": [tool]}
-    yield "output_item", {
-        "input": [
-            _item("user", "Hi"),
-            {
-                "type": "message",
-                "id": "msg_1",
-                "status": "completed",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": "Ho", "annotations": []}],
-            },
-            _item("user", "Go on"),
-        ]
-    }
-    yield "call", {
-        "input": [
-            _item("user", "Weather?"),
-            {"type": "function_call", "call_id": "call_00000001", "name": "get_weather", "arguments": '{"city":"Köln"}'},
-            {"type": "function_call_output", "call_id": "call_00000001", "output": "12 °C"},
-        ],
-        "tools": [tool],
-    }
-    yield "reasoning_item", {
-        "input": [
-            _item("user", "2+2?"),
-            {
-                "type": "reasoning",
-                "id": "rs_1",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": "Count."}],
-            },
-            _item("assistant", "4"),
-            _item("user", "Sure?"),
-        ]
-    }
+    yield (
+        "output_item",
+        {
+            "input": [
+                _item("user", "Hi"),
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "status": "completed",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Ho", "annotations": []}],
+                },
+                _item("user", "Go on"),
+            ]
+        },
+    )
+    yield (
+        "call",
+        {
+            "input": [
+                _item("user", "Weather?"),
+                {
+                    "type": "function_call",
+                    "call_id": "call_00000001",
+                    "name": "get_weather",
+                    "arguments": '{"city":"Köln"}',
+                },
+                {"type": "function_call_output", "call_id": "call_00000001", "output": "12 °C"},
+            ],
+            "tools": [tool],
+        },
+    )
+    yield (
+        "reasoning_item",
+        {
+            "input": [
+                _item("user", "2+2?"),
+                {
+                    "type": "reasoning",
+                    "id": "rs_1",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "Count."}],
+                },
+                _item("assistant", "4"),
+                _item("user", "Sure?"),
+            ]
+        },
+    )
     yield "effort", {"input": "Think", "reasoning": {"effort": "low"}}
     yield "template_kwargs", {"input": "Think", "chat_template_kwargs": {"enable_thinking": False}}
     yield "image", {"input": [_item("user", [{"type": "input_image", "image_url": "data:,"}])]}
@@ -92,7 +113,11 @@ def responses() -> Iterator[tuple[str, Fields]]:
 
 
 def anthropic() -> Iterator[tuple[str, Fields]]:
-    tool = {"name": "get_weather", "description": "Weather", "input_schema": WEATHER["function"]["parameters"]}
+    tool = {
+        "name": "get_weather",
+        "description": "Weather",
+        "input_schema": WEATHER["function"]["parameters"],
+    }
     for name, fields in (
         ("text", {"messages": [{"role": "user", "content": "Hello there"}]}),
         ("system", {"system": "Be brief.", "messages": [{"role": "user", "content": "17 * 23?"}]}),
@@ -153,7 +178,12 @@ def anthropic() -> Iterator[tuple[str, Fields]]:
                         "role": "assistant",
                         "content": [
                             {"type": "text", "text": "Let me see."},
-                            {"type": "tool_use", "id": "toolu_00000001", "name": "get_weather", "input": {"city": "Köln"}},
+                            {
+                                "type": "tool_use",
+                                "id": "toolu_00000001",
+                                "name": "get_weather",
+                                "input": {"city": "Köln"},
+                            },
                         ],
                     },
                     {
@@ -188,7 +218,10 @@ def anthropic() -> Iterator[tuple[str, Fields]]:
                 ]
             },
         ),
-        ("prefill", {"messages": [{"role": "user", "content": "Tell"}, {"role": "assistant", "content": "Once"}]}),
+        (
+            "prefill",
+            {"messages": [{"role": "user", "content": "Tell"}, {"role": "assistant", "content": "Once"}]},
+        ),
         ("tools_only", {"tools": [tool], "messages": [{"role": "user", "content": "Go"}]}),
         (
             "image",
@@ -199,7 +232,11 @@ def anthropic() -> Iterator[tuple[str, Fields]]:
                         "content": [
                             {
                                 "type": "image",
-                                "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+                                "source": {
+                                    "type": "base64",
+                                    "media_type": "image/png",
+                                    "data": "iVBORw0KGgo=",
+                                },
                             }
                         ],
                     }

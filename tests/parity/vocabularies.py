@@ -41,7 +41,12 @@ def qwen_like(bos: str | None, specials: Sequence[str], words: Sequence[str]) ->
 def metaspace(bos: str | None, specials: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     """SentencePiece-like with byte fallback; a blank is put before the first word of the text only."""
     built = copy.deepcopy(_sentencepiece())
-    built["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    built["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "first",
+        "split": False,
+    }
     return _finished(built, bos, specials, words)
 
 
@@ -129,5 +134,7 @@ def _sentencepiece() -> dict[str, Any]:
     built: dict[str, Any] = json.loads(tokenizer.to_str())
     built["normalizer"] = built["pre_tokenizer"] = None
     # the byte tokens are part of the vocabulary, but no text may spell one
-    built["added_tokens"] = [token for token in built["added_tokens"] if not token["content"].startswith("<0x")]
+    built["added_tokens"] = [
+        token for token in built["added_tokens"] if not token["content"].startswith("<0x")
+    ]
     return built

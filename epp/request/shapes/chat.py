@@ -10,9 +10,7 @@ from epp.request.shapes.fields import check_forwarded_tokens, check_numbers, rea
 # request fields that win over the same name in chat_template_kwargs
 _OWN_FIELDS: Final = ("documents", "reasoning_effort")
 # content parts that are text; the rest stands for something that only the engine can expand
-TEXT_PARTS: Final = frozenset(
-    ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
-)
+TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
 _IMAGE_KEYS: Final = ("image_url", "input_image", "image_embeds", "image_pil")
 _SOUND_KEYS: Final = ("audio_url", "input_audio", "audio_embeds")
 _OTHER_KEYS: Final = ("video_url", "video_embeds", "prompt_embeds", "uuid")

@@ -10,10 +10,14 @@ from epp.request.prompts import NoPrompt, Reason
 MAX_CACHE_SALT_CHARS: Final = 1024
 REASONING_EFFORTS: Final = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
 # fields of the template call that a request must not set through chat_template_kwargs
-_RESERVED_TEMPLATE_KWARGS: Final = frozenset(
-    ("self", "messages", "conversation", "tools", "chat_template", "tokenize", "tokenizer_kwargs")
-    + ("return_assistant_tokens_mask", "return_dict", "return_tensors")
+_CALL_ARGUMENTS: Final = ("self", "messages", "conversation", "tools", "chat_template", "tokenize")
+_RESULT_ARGUMENTS: Final = (
+    "tokenizer_kwargs",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
 )
+_RESERVED_TEMPLATE_KWARGS: Final = frozenset((*_CALL_ARGUMENTS, *_RESULT_ARGUMENTS))
 _EXACT_FLOAT_BELOW: Final = 2.0**63
 
 

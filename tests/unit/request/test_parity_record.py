@@ -19,7 +19,9 @@ NAMES = [family.name for family in FAMILIES]
 
 async def router_answers(family: str, directory: Path) -> dict[str, record.Answer]:
     tokeniser = open_router_tokeniser(directory)
-    answers: dict[str, record.Answer] = {case.key: await router_says(tokeniser, case) for case in cases(family)}
+    answers: dict[str, record.Answer] = {
+        case.key: await router_says(tokeniser, case) for case in cases(family)
+    }
     await tokeniser.aclose()
     return answers
 
@@ -28,7 +30,9 @@ async def router_answers(family: str, directory: Path) -> dict[str, record.Answe
 async def test_token_ids_are_the_engines(family: str, tmp_path: Path) -> None:
     write_family(by_name(family), tmp_path)
     digest, engine = record.read_record(family)
-    assert digest == record.digest_of(tmp_path, cases(family)), "record anew: KVPULL_RECORD_PARITY=1 make test-engine"
+    assert digest == record.digest_of(tmp_path, cases(family)), (
+        "record anew: KVPULL_RECORD_PARITY=1 make test-engine"
+    )
     found = record.compare(engine, await router_answers(family, tmp_path))
     assert (found.wrong, found.unexpected) == ([], [])
     assert len(found.same) >= 90
@@ -38,7 +42,10 @@ def test_the_corpus_covers_what_it_claims() -> None:
     corpus = all_cases()
     assert len({case.key for case in corpus}) == len(corpus)
     answered = [
-        key for name in NAMES for key, answer in record.read_record(name)[1].items() if answer != record.REFUSED
+        key
+        for name in NAMES
+        for key, answer in record.read_record(name)[1].items()
+        if answer != record.REFUSED
     ]
     shapes = {"completions", "chat/completions", "responses", "messages"}
     for shape in shapes:

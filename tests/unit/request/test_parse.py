@@ -183,7 +183,6 @@ def test_chats_left_to_the_engine(fields: dict[str, Any], reason: str) -> None:
         {"type": "video_url", "video_url": {"url": "http://x"}},
         {"image_url": "http://x"},
         {"type": "prompt_embeds", "data": "AAAA"},
-        {"type": "tool_reference", "name": "f"},
         {"type": 5},
     ],
 )
