@@ -41,6 +41,7 @@ from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
+from epp.telemetry.request_metrics import DegradedCollector
 from epp.thresholds.directory_source import DirectoryThresholds, ThresholdState
 from sidecar.endpoint_file import EndpointRow
 from sidecar.routing_auth import load_routing_key
@@ -106,6 +107,7 @@ class _App:
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
         )
         self._registry.register(StreamCollector(self._open_streams))
+        self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry

@@ -121,6 +121,7 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
     settings = PickerSettings(
         handler=_handler(instances, profiles, origin),
         source_producer=SourceProducer(source.min_cached_token_delta) if source else None,
+        base_models=_base_models(tokens),
     )
     return EppConfig(
         settings=settings,
@@ -129,6 +130,12 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
         discovery_path=_discovery_path(instances, discovery, origin),
         notes=_notes(precise, source),
     )
+
+
+def _base_models(tokens: producers.TokenProducerParameters | None) -> tuple[str, ...]:
+    if tokens is None:
+        return ()
+    return (*([tokens.model_name] if tokens.model_name else []), *tokens.served_model_names)
 
 
 def _document(text: str, origin: str) -> Document:

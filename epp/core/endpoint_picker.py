@@ -18,6 +18,7 @@ from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
 from epp.core.kv_source import choose_source
 from epp.core.load_ledger import LoadLedger
+from epp.core.model_names import ModelNames
 from epp.core.thresholds import NO_THRESHOLDS, PullThresholds, SourcePolicy, effective_policy
 from epp.core.types import (
     NO_MATCH,
@@ -49,6 +50,7 @@ class PickerSettings:
     source_producer: SourceProducer | None = None
     metrics_staleness_s: float = 2.0
     ledger_capacity: int = 4096
+    base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class EndpointPicker:
         self._metrics: dict[EndpointId, EndpointMetrics] = {}
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
+        self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._thresholds = NO_THRESHOLDS
 
@@ -81,6 +84,10 @@ class EndpointPicker:
     @property
     def ledger(self) -> LoadLedger:
         return self._ledger
+
+    @property
+    def models(self) -> ModelNames:
+        return self._models
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -106,12 +113,14 @@ class EndpointPicker:
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
         self._metrics.pop(endpoint_id, None)
+        self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
         """Latest scrape; ignored for an endpoint that has left the pool."""
         if endpoint_id in self._endpoints:
             self._metrics[endpoint_id] = metrics
+            self._models.report(endpoint_id, metrics.model_name)
 
     # --- thresholds -----------------------------------------------------------------------------
     def set_thresholds(self, thresholds: PullThresholds) -> None:

@@ -15,6 +15,9 @@ from typing import NewType
 from engine_plugin.identity import EndpointId
 
 BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
+# upper bounds of gaps between two pieces of output
+GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 EngineBlockHash = NewType("EngineBlockHash", int)  # the engine's own name of a block, opaque
 
 
@@ -94,6 +97,7 @@ class EndpointMetrics:
     kv_usage: float | None = None  # 0..1 of the device tier
     block_size_tokens: int | None = None
     info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
+    model_name: str | None = None  # the base model, under the first name it is served by
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
@@ -245,6 +249,15 @@ class SchedulingDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputTiming:
+    """How a streamed answer's output was spread: from its first piece to its last, and the gaps between
+    pieces by the bounds in `GAP_BOUNDS_S` (counts, the last one without a bound)."""
+
+    first_to_last_s: float
+    gap_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended, as far as the gateway's stream shows it."""
 
@@ -255,3 +268,4 @@ class Outcome:
     cached_tokens: int | None = None
     ttft_s: float | None = None
     completed: bool = False
+    output: OutputTiming | None = None  # None: not streamed, or not readable

@@ -69,6 +69,7 @@ class LocalTokenizerParameters(Parameters):
 
 class TokenProducerParameters(Parameters):
     model_name: str | None = None
+    served_model_names: list[str] = Field(default_factory=list)  # aliases of the base model, no adapters
     local: LocalTokenizerParameters | None = None
 
 

@@ -7,7 +7,7 @@ content in a repr, so that none reaches a log by accident.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +82,9 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids as the client sent them: used as they are."""
+    """Token ids as the client sent them: used as they are. The parser makes an `array("I")`."""
 
-    token_ids: list[int] = field(repr=False)
+    token_ids: Sequence[int] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

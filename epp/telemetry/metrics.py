@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.telemetry.request_metrics import RequestMetrics
 from epp.thresholds.directory_source import ThresholdState
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class PickerMetrics:
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
+        self.request = RequestMetrics(registry)
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)

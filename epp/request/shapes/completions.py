@@ -24,19 +24,22 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         return TextPrompt(given, add_special_tokens), 1
     if not isinstance(given, list) or not given:
         raise NoPrompt(Reason.PROMPT_SHAPE)
-    types = set(map(type, given))
-    if types == {int}:
+    first = given[0]
+    if type(first) is int:
         return token_prompt(given), 1
+    types = set(map(type, given))
     if types == {str}:
-        return TextPrompt(given[0], add_special_tokens), len(given)
-    if types == {list} and all(set(map(type, ids)) == {int} for ids in given):
-        return token_prompt(given[0]), len(given)
+        return TextPrompt(first, add_special_tokens), len(given)
+    if types == {list} and all(given) and type(first[0]) is int:
+        return token_prompt(first), len(given)
     raise NoPrompt(Reason.PROMPT_SHAPE)
 
 
-def token_prompt(token_ids: list[int]) -> TokenPrompt:
+def token_prompt(token_ids: list[Any]) -> TokenPrompt:
+    """The ids as a buffer, which the index reads without a look at every number."""
     try:
-        array("I", token_ids)  # a fast way to see that all of them fit 32 bits, unsigned
+        return TokenPrompt(array("I", token_ids))
     except OverflowError:
         raise NoPrompt(Reason.TOKEN_RANGE) from None
-    return TokenPrompt(token_ids)
+    except TypeError:
+        raise NoPrompt(Reason.PROMPT_SHAPE) from None

@@ -8,6 +8,7 @@ earlier response lives in one engine's memory: no prompt either.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from epp.request.shapes.fields import (
 _SERVER_STATE: Final = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
 _PARTIAL: Final = ("in_progress", "incomplete")
 _STATUSES: Final = (None, "completed", *_PARTIAL)
+_CUSTOM_INPUT: Final = "input"
 _EASY_ROLES: Final = ("user", "system", "developer")
 
 _Message = dict[str, Any]
@@ -67,17 +69,32 @@ def _effort(fields: Mapping[str, Any]) -> str | None:
 
 
 def _tools(given: Any) -> list[Any] | None:
-    """Function tools. Others become something that depends on the engine's own tool server, except
-    that an empty list is like none."""
-    if given is None:
+    """What a template is shown: functions, and custom tools as functions of one text. The engine leaves
+    out all others, which run elsewhere. An empty list is like none, a list with nothing to show is not."""
+    if given is None or given == []:
         return None
     tools = []
     for tool in read_list(given, Reason.TOOLS_SHAPE):
-        if read_dict(tool, Reason.TOOLS_SHAPE).get("type") != "function":
+        kind = read_dict(tool, Reason.TOOLS_SHAPE).get("type")
+        if kind == "function":
+            names = ("name", "description", "parameters", "strict", "defer_loading")
+            tools.append(function_tool(*(tool.get(name) for name in names)))
+        elif kind == "custom":
+            tools.append(function_tool(tool.get("name"), tool.get("description"), _custom_parameters()))
+        elif kind == "namespace" or not isinstance(kind, str):
             raise NoPrompt(Reason.TOOLS_SHAPE)
-        names = ("name", "description", "parameters", "strict", "defer_loading")
-        tools.append(function_tool(*(tool.get(name) for name in names)))
-    return tools or None
+    return tools
+
+
+def _custom_parameters() -> dict[str, Any]:
+    """The engine's schema, word by word: it is part of the prompt."""
+    text = {"type": "string", "description": "The freeform text payload for this tool."}
+    return {
+        "type": "object",
+        "properties": {_CUSTOM_INPUT: text},
+        "required": [_CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
 
 
 # ---- items -----------------------------------------------------------------------------------------
@@ -135,12 +152,19 @@ def _read_assistant(item: _Message, previous: _Message | None) -> _Message | Non
 
 def _read_call(item: _Message, previous: _Message | None) -> _Message | None:
     _check_keys(item, ("type", "call_id", "name", "arguments", "id", "status"))
+    return _append_call(item, read_text(item.get("arguments"), Reason.INPUT_ITEM), previous)
+
+
+def _read_custom_call(item: _Message, previous: _Message | None) -> _Message | None:
+    _check_keys(item, ("type", "call_id", "name", "input", "id", "status"))
+    payload = read_text(item.get("input"), Reason.INPUT_ITEM)
+    return _append_call(item, json.dumps({_CUSTOM_INPUT: payload}, ensure_ascii=False), previous)
+
+
+def _append_call(item: _Message, arguments: str, previous: _Message | None) -> _Message | None:
     call = {
         "id": read_text(item.get("call_id"), Reason.INPUT_ITEM),
-        "function": {
-            "name": read_text(item.get("name"), Reason.INPUT_ITEM),
-            "arguments": read_text(item.get("arguments"), Reason.INPUT_ITEM),
-        },
+        "function": {"name": read_text(item.get("name"), Reason.INPUT_ITEM), "arguments": arguments},
         "type": "function",
     }
     if previous is None:
@@ -175,6 +199,8 @@ def _read_reasoning(item: _Message, previous: _Message | None) -> _Message | Non
 _READERS: Final = {
     "function_call": _read_call,
     "function_call_output": _read_call_output,
+    "custom_tool_call": _read_custom_call,
+    "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
 

@@ -13,6 +13,6 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
     if fields.get("features") or fields.get("content_parts"):
         raise NoPrompt(Reason.MULTIMODAL)
     token_ids = fields.get("token_ids")
-    if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int}:
+    if not isinstance(token_ids, list) or not token_ids or type(token_ids[0]) is not int:
         raise NoPrompt(Reason.PROMPT_SHAPE)
     return token_prompt(token_ids), 1

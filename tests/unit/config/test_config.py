@@ -209,3 +209,10 @@ def test_a_plugin_twice_in_a_profile_is_refused() -> None:
         ConfigError, match=r"schedulingProfiles\[0\] \(default\): queue-scorer is listed twice"
     ):
         parse_config(twice)
+
+
+def test_names_of_the_base_model() -> None:
+    assert parse_config(BASE).settings.base_models == ()
+    producer = "- type: token-producer\n  parameters: {modelName: org/m, servedModelNames: [m, alias]}\n"
+    config = parse_config(BASE.replace("plugins:\n", "plugins:\n" + producer, 1))
+    assert config.settings.base_models == ("org/m", "m", "alias")

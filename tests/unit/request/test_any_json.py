@@ -43,14 +43,14 @@ VALUES = st.recursive(
 FIELDS = st.dictionaries(st.sampled_from(NAMES.split()), VALUES)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(FIELDS, PATHS)
 def test_any_json_has_a_prompt_or_a_reason(fields: dict[str, Any], path: str) -> None:
     request = parse_request(json.dumps(fields).encode(), path, HEADERS)
     assert (request.prompt is None) == (request.no_prompt is not None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(FIELDS, st.sampled_from([chat, completions, messages, responses, tokens_in]))
 def test_shapes_change_nothing_they_are_given(fields: dict[str, Any], shape: Any) -> None:
     before = copy.deepcopy(fields)

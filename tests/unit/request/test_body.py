@@ -64,9 +64,37 @@ def test_the_bounds_themselves_are_parsed() -> None:
     assert len(load_object(ids)["prompt"]) == 131_072
 
 
-def test_a_long_text_full_of_commas_is_no_dense_body() -> None:
-    text = "one, two, {three} [four]\n" * (MAX_CONTAINERS // 2 - 10)
-    assert load_object(orjson.dumps({"prompt": text})) == {"prompt": text}
+@pytest.mark.parametrize(
+    "piece", ['{"a": [1, 2, {"b": []}]}\n', "if (a[0]) { f(b, c); }\n", "\\", '"', '{[,\\"', 'x\\"{']
+)
+def test_a_long_text_full_of_structure_is_no_dense_body(piece: str) -> None:
+    """JSON and code as a text, in a message: the brackets are no values."""
+    text = piece * (600_000 // len(piece)) + "{" * (MAX_CONTAINERS + 1) + "," * (MAX_SEPARATORS + 1)
+    body = orjson.dumps({"prompt": text, "more": [text[:1000]]})
+    assert load_object(body) == {"prompt": text, "more": [text[:1000]]}
+
+
+@pytest.mark.usefixtures("no_parser")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": [' + b'"{",' * (MAX_CONTAINERS + 1) + b"1]}",  # as many texts as brackets in them
+        b'{"a": "' + b'\\"{' * 10 + b'", "b": [' + b"[]," * (MAX_CONTAINERS + 1) + b"1]}",
+        b'{"a": "\\\\", "b": [' + b"[]," * (MAX_CONTAINERS + 1) + b"1]}",
+    ],
+)
+def test_structure_beside_texts_is_found(body: bytes) -> None:
+    with pytest.raises(NoPrompt, match="body_density"):
+        load_object(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b'\\"' * 2_000_000, b'"' + b"\\" * 3_999_999, b'{"' * 100_000, b'"{' * 40_000 + b'"\\']
+)
+def test_counting_is_linear_in_hostile_bytes(body: bytes) -> None:
+    """Each of these would keep a careless pattern busy for hours."""
+    with pytest.raises((NoPrompt, BadRequest)):
+        load_object(body + b"{" * (MAX_CONTAINERS + 1))
 
 
 def test_a_lenient_parser_is_tried_on_small_bodies_only() -> None:

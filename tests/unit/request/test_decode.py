@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from epp.request import decode
 from epp.request.decode import MAX_DECODED_BYTES, content_encodings, decode_body
-from epp.request.parse import TextPrompt, blocks_for_long, parse_request
+from epp.request.parse import INLINE_BYTES, TextPrompt, blocks_for_long, parse_request
 from epp.request.prompts import NoPrompt
 
 COMPLETIONS = "/v1/completions"
@@ -136,7 +136,14 @@ def test_a_changed_byte_is_no_fault(data: bytes, at: int, byte: int) -> None:
         decode_body(bytes(body), ("gzip",))
 
 
-def test_only_what_has_to_be_decoded_leaves_the_loop() -> None:
-    assert not blocks_for_long(BODY * 1000, {})
-    assert not blocks_for_long(None, {"content-encoding": "gzip"})
+def test_paths_without_prompts_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_DECODERS", {"gzip": pytest.fail})
+    headers = {"content-encoding": "gzip"}
+    assert parse_request(gzip.compress(BODY), "/v1/embeddings", headers).no_prompt == "path"
+
+
+def test_large_and_compressed_bodies_leave_the_loop() -> None:
+    assert not blocks_for_long(bytes(2000), {})
+    assert blocks_for_long(bytes(INLINE_BYTES + 1), {})
     assert blocks_for_long(bytes(2000), {"content-encoding": "gzip"})
+    assert not blocks_for_long(b"", {"content-encoding": "gzip"})

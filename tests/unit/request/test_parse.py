@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import orjson
@@ -22,6 +23,10 @@ from epp.request.parse import (
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 JSON_HEADERS = {"content-type": "application/json"}
+
+
+def ids(*token_ids: int) -> TokenPrompt:
+    return TokenPrompt(array("I", token_ids))
 
 
 def parse(fields: dict[str, Any], path: str = COMPLETIONS) -> ParsedRequest:
@@ -47,9 +52,9 @@ def test_text_prompt() -> None:
         ("a", TextPrompt("a"), 1),
         ("", TextPrompt(""), 1),
         (["a", "b"], TextPrompt("a"), 2),
-        ([151644, 8948, 198], TokenPrompt([151644, 8948, 198]), 1),
-        ([[1, 2, 3], [4, 5, 6]], TokenPrompt([1, 2, 3]), 2),
-        ([0, 2**32 - 1], TokenPrompt([0, 2**32 - 1]), 1),
+        ([151644, 8948, 198], ids(151644, 8948, 198), 1),
+        ([[1, 2, 3], [4, 5, 6]], ids(1, 2, 3), 2),
+        ([0, 2**32 - 1], ids(0, 2**32 - 1), 1),
     ],
 )
 def test_s_b01_the_four_forms_of_a_prompt(prompt: object, expected: object, count: int) -> None:
@@ -209,7 +214,7 @@ GENERATE = "/inference/v1/generate"
 
 def test_token_ids_of_the_token_in_api_are_used_as_they_are() -> None:
     request = parse({"token_ids": [5, 6, 7], "sampling_params": {}, "cache_salt": "s"}, GENERATE)
-    assert (request.kind, request.prompt) == (RequestKind.TOKENS_IN, TokenPrompt([5, 6, 7]))
+    assert (request.kind, request.prompt) == (RequestKind.TOKENS_IN, ids(5, 6, 7))
     assert request.cache_salt == "s"
 
 

@@ -148,6 +148,38 @@ def test_tools_are_rendered_in_the_form_of_the_chat_api() -> None:
     assert chat(input="Q", tools=[]).tools is None
 
 
+def test_custom_tools_are_functions_of_one_text_and_the_engines_own_are_not_shown() -> None:
+    tools = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+    function = {
+        "name": "patch",
+        "description": None,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "input": {"type": "string", "description": "The freeform text payload for this tool."}
+            },
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+    }
+    assert chat(input="Q", tools=tools).tools == [{"type": "function", "function": function}]
+    assert chat(input="Q", tools=tools[:1]).tools == []
+
+
+def test_calls_of_custom_tools() -> None:
+    items: Items = [
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'zażółć "x"'},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    ]
+    assert messages(items) == [
+        {
+            "role": "assistant",
+            "tool_calls": [rendered_call("patch", "c1", '{"input": "zażółć \\"x\\""}')],
+        },
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+    ]
+
+
 def test_effort_reaches_the_template() -> None:
     assert chat(input="Q", reasoning={"effort": "none"}).template_kwargs == {
         "reasoning_effort": "none",
@@ -174,7 +206,8 @@ def test_effort_reaches_the_template() -> None:
         ({"input": ["text"]}, "input_item"),
         ({"reasoning": "high"}, "reasoning_shape"),
         ({"reasoning": {"effort": "huge"}}, "reasoning_shape"),
-        ({"tools": [{"type": "web_search"}]}, "tools_shape"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools_shape"),
+        ({"tools": [{"name": "f"}]}, "tools_shape"),
         ({"tools": [{"type": "function"}]}, "tools_shape"),
         ({"tools": [{"type": "function", "name": "f", "strict": "yes"}]}, "tools_shape"),
         ({"cache_salt": 5}, "cache_salt_shape"),
@@ -191,7 +224,7 @@ def test_requests_left_to_the_engine(fields: dict[str, Any], reason: str) -> Non
     [
         ({"type": "item_reference", "id": "msg_1"}, "input_item"),
         ({"type": "web_search_call", "id": "w"}, "input_item"),
-        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}, "input_item"),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input_item"),
         ({"type": ["message"]}, "input_item"),
         ({"content": "no role"}, "input_item"),
         ({"role": "tool", "content": "x"}, "input_item"),
