@@ -51,7 +51,7 @@ def unread_reason(tokenizer: Tokenizer, config: Mapping[str, Any]) -> str | None
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Every token that the configuration names, and the defaults of its class."""
     name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
-    named = _DEFAULT_TOKENS.get(name, {}) | dict(config)
+    named: dict[str, Any] = {**_DEFAULT_TOKENS.get(name, {}), **config}
     extra = named.get("extra_special_tokens") or ()
     lists = [
         [value for key, value in named.items() if key.endswith("_token")],

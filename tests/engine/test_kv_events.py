@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from epp.request.tokenise import LocalTokeniser
-from tests.engine.serving import ADAPTER, BLOCK_TOKENS, Engine, EngineView, watching
+from tests.engine.serving import ADAPTER, BLOCK_TOKENS, Engine, watching
 from tests.parity.corpus import Case, cases
 from tests.parity.ours import JSON_HEADERS, router_says
 

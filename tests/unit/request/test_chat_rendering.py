@@ -181,7 +181,11 @@ def test_empty_texts_among_parts_leave_no_line(tokenizer: LocalTokenizer) -> Non
 
 
 def test_null_texts_are_skipped_and_thinking_is_text(tokenizer: LocalTokenizer) -> None:
-    parts = [{"type": "text", "text": None}, {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]
+    parts = [
+        {"type": "text", "text": None},
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "x"},
+    ]
     text = tokenizer.render_chat([{"role": "user", "content": parts}], add_generation_prompt=False)
     assert text == "<|bos|><|user|>hm\nx<|end|>"
 
@@ -191,7 +195,10 @@ def test_null_texts_are_skipped_and_thinking_is_text(tokenizer: LocalTokenizer) 
     [
         ("x-anthropic-billing-header: a=1;\nrules", "rules"),
         ("x-anthropic-billing-header: a=1;", ""),
-        ([{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "rules"}], "rules"),
+        (
+            [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "rules"}],
+            "rules",
+        ),
     ],
 )
 def test_the_billing_line_of_a_system_message_is_cut(
@@ -227,7 +234,9 @@ def test_a_tool_result_is_one_text_for_every_template() -> None:
 
 
 def test_unknown_keys_of_a_part_reach_a_template_that_walks_parts() -> None:
-    template = ChatTemplate("{% for m in messages %}{% for p in m.content %}{{ p | tojson }}{% endfor %}{% endfor %}")
+    template = ChatTemplate(
+        "{% for m in messages %}{% for p in m.content %}{{ p | tojson }}{% endfor %}{% endfor %}"
+    )
     part = {"cache_control": {"type": "x"}, "type": "text", "text": "a", "closed": True}
     expected = '{"type": "text", "text": "a", "cache_control": {"type": "x"}}'
     assert template.render([{"role": "user", "content": [part]}]) == expected
@@ -255,7 +264,9 @@ def test_documents_are_always_defined() -> None:
 
 
 def test_generation_marks_change_nothing() -> None:
-    template = ChatTemplate("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}")
+    template = ChatTemplate(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    )
     assert template.render([USER, USER]) == "Hello.Hello."
 
 
