@@ -53,7 +53,7 @@ def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         process.wait_ready([f"{url}/health" for url in urls.values()])
         yield urls
     finally:
-        process.stop()
+        process.stop(politely=False)  # several servers in one process: only one of them would hear
 
 
 @pytest.fixture(scope="session")

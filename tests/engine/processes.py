@@ -82,9 +82,9 @@ class Process:
         except subprocess.TimeoutExpired:
             return
 
-    def stop(self) -> None:
-        """End the whole group: asked first, killed at the deadline."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+    def stop(self, *, politely: bool = True) -> None:
+        """End the whole group: asked first unless not `politely`, killed at the deadline."""
+        for sign in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
             try:
                 os.killpg(self._process.pid, sign)
             except ProcessLookupError:
