@@ -11,7 +11,7 @@ SOURCES := epp sidecar engine_plugin deploy tests benchmarks setup.py
 export UCX_NET_DEVICES ?= lo
 export UCX_TLS ?= tcp
 
-.PHONY: demo up test test-unit lint format lock soak bench clean
+.PHONY: demo up test test-unit test-engine lint format lock soak bench clean
 
 demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
 	@$(BIN)/python -m deploy.local demo
@@ -20,10 +20,14 @@ up: $(STAMP)  ## start the fleet and leave it running
 	@$(BIN)/python -m deploy.local up
 
 test: $(STAMP)  ## unit, integration, and the whole scenario
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q tests --ignore tests/engine
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest -q tests/unit
+
+test-engine: $(STAMP)  ## the same against a real vLLM on the CPU (made in .venv-vllm); KVPULL_RECORD_PARITY=1 records
+	@PYTHON=$(PYTHON) sh requirements/vllm-setup.sh
+	$(BIN)/python -m pytest -q tests/engine
 
 lint: $(STAMP)  ## ruff, mypy --strict, import contracts, Dockerfile
 	$(BIN)/ruff format --check $(SOURCES)
@@ -51,4 +55,4 @@ $(STAMP): $(LOCKS) $(COMPILED) pyproject.toml requirements/setup.sh
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) .venv-vllm out build *.egg-info

@@ -6,3 +6,6 @@ common="--quiet --generate-hashes --no-annotate --no-header --python-version 3.1
 uv pip compile $common runtime.in -o runtime.lock
 uv pip compile $common dev.in -o dev.lock
 uv pip compile $common --no-deps nixl.in -o nixl.lock  # its torch dependency is not needed
+left_out="torch torchvision torchaudio torchcodec triton nixl-cu13"
+# shellcheck disable=SC2046,SC2086
+uv pip compile $common --override vllm.override $(printf -- '--no-emit-package %s ' $left_out) vllm.in -o vllm.lock

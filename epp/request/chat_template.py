@@ -8,16 +8,18 @@ model directory and is trusted as far as the sandbox goes; a request's own templ
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from epp.request.chat import ContentFormat, Unrenderable, engine_messages, engine_tools
+from epp.request.chat import Unrenderable, engine_messages, engine_tools
+from epp.request.content_format import content_format
 
 # the mark of transformers itself: some templates look for it
 _CONTINUE_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -39,12 +41,14 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         """Raises `jinja2.TemplateSyntaxError` when `source` is not a template."""
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self.content_format: Final = _content_format(environment.parse(source))
+        self.content_format: Final = content_format(environment.parse(source))
+        self._knows_developer = "'developer'" in source or '"developer"' in source
+        self._names_content = "content" in source
         self._template = environment.from_string(source)
 
     def render(
@@ -63,14 +67,22 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise Unrenderable("continue_and_generate")
-        shaped = engine_messages(messages, self.content_format)
+        shaped = engine_messages(messages, self.content_format, knows_developer=self._knows_developer)
+        final = ""
         if continue_final_message:
-            _mark_final(shaped[-1])
-        values = template_kwargs | {
-            "messages": shaped,
-            "tools": engine_tools(tools),
-            "add_generation_prompt": add_generation_prompt,
-        }
+            if not self._names_content:
+                raise Unrenderable("continue_not_rendered")
+            final = _mark_final(shaped[-1])
+        values = (
+            {"documents": None}
+            | template_kwargs
+            | {
+                "messages": shaped,
+                "tools": engine_tools(tools),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        _check_documents(values["documents"])
         try:
             text = self._template.render(values)
         except (
@@ -82,45 +94,52 @@ class ChatTemplate:
             AttributeError,
         ) as error:
             raise Unrenderable("template_refused") from error
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text, final) if continue_final_message else text
 
 
-def _mark_final(message: dict[str, Any]) -> None:
-    """Append the mark to the last text of `message`, which is ours to change."""
+class _Generation(Extension):
+    """`{% generation %}`: marks for training what the assistant wrote. Its body is rendered as it is,
+    in a scope of its own, as transformers does it."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _check_documents(documents: Any) -> None:
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(document, dict) for document in documents)
+    ):
+        raise Unrenderable("documents_shape")
+
+
+def _mark_final(message: dict[str, Any]) -> str:
+    """Append the mark to the last text of `message`, which is ours to change; that text before."""
     content = message["content"]
     if isinstance(content, str):
         message["content"] = content + _CONTINUE_MARK
-    elif content:
-        content[-1]["text"] += _CONTINUE_MARK
-    else:
-        raise Unrenderable("continue_without_text")
+        return content
+    for part in reversed(content):
+        if "text" in part:
+            text: str = part["text"]
+            part["text"] += _CONTINUE_MARK
+            return text
+    raise Unrenderable("continue_without_text")
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(text: str, final: str) -> str:
     """`text` up to the mark. A template that strips messages also strips the mark's blank, and then
     the blanks before the mark would have been stripped too."""
     at = text.rfind(_CONTINUE_MARK.strip())
-    if at < 0:
+    if at < 0 or final.strip() not in text:
         raise Unrenderable("continue_not_rendered")
     return text[:at] if text.startswith(_CONTINUE_MARK, at) else text[:at].rstrip()
-
-
-def _content_format(tree: nodes.Template) -> ContentFormat:
-    """ "openai" if the template walks the parts of a message's content, else it wants one text."""
-    for loop in tree.find_all(nodes.For):
-        if _names_content(loop.iter):
-            return "openai"
-    return "string"
-
-
-def _names_content(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    if isinstance(node, nodes.Filter) and node.node is not None:
-        return _names_content(node.node)
-    return False
 
 
 def _tojson(

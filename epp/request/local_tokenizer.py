@@ -1,9 +1,9 @@
 """A model's own tokenizer and chat template, from a directory in the Hugging Face layout.
 
-Files read: `tokenizer.json`, `tokenizer_config.json` (see `tokenizer_settings`; optional) and
-`chat_template.jinja` (or the `chat_template` of the config; optional). Everything here blocks and
-is meant for a thread: `encode_batch_fast` releases the GIL, `encode` would hold it for the whole
-prompt. It must not log or cache prompts.
+Files read: `tokenizer.json`, `tokenizer_config.json` (see `tokenizer_settings`; optional),
+`chat_template.jinja` (or the `chat_template` of the config; optional) and `config.json` (model type;
+optional). Everything here blocks and is meant for a thread: `encode_batch_fast` releases the GIL,
+`encode` would hold it for the whole prompt. It must not log or cache prompts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
 from epp.request.cut_rules import CutRules, cut_rules
+from epp.request.tokenizer_class import renders_in_code, unread_reason
 from epp.request.tokenizer_settings import apply_settings, token_text
 
 
@@ -60,10 +61,17 @@ class LocalTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = _read_config(directory / "tokenizer_config.json")
+        unread = unread_reason(tokenizer, config)
+        if unread is not None:
+            raise ConfigError(
+                f"{path}: {unread}, so its tokens would not be the engine's; save the tokenizer with the "
+                "engine's transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and use that"
+            )
         apply_settings(tokenizer, config)
+        in_code = renders_in_code(_read_config(directory / "config.json"))
         return cls(
             tokenizer,
-            chat_template=_read_template(directory, config, chat_template_path),
+            chat_template=None if in_code else _read_template(directory, config, chat_template_path),
             bos_token=token_text(config.get("bos_token")),
             eos_token=token_text(config.get("eos_token")),
         )
@@ -106,7 +114,8 @@ class LocalTokenizer:
         """
         if self._chat_template is None:
             raise Unrenderable("no_chat_template")
-        specials = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        named = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        specials = {name: token for name, token in named.items() if token is not None}
         return self._chat_template.render(
             messages,
             tools,

@@ -53,6 +53,7 @@ class Reason(enum.StrEnum):
     # what changes the tokens in a way that only the engine knows
     TRUNCATED_PROMPT = "truncated_prompt"
     PROMPT_EMBEDS = "prompt_embeds"
+    FORWARDED_TOKENS = "forwarded_tokens"
     SUFFIX = "suffix"
     REQUEST_CHAT_TEMPLATE = "request_chat_template"
     MULTIMODAL = "multimodal"

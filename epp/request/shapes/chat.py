@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
-from epp.request.shapes.fields import check_numbers, read_flag, read_template_kwargs
+from epp.request.shapes.fields import check_forwarded_tokens, check_numbers, read_flag, read_template_kwargs
 
 # request fields that win over the same name in chat_template_kwargs
 _OWN_FIELDS: Final = ("documents", "reasoning_effort")
 # content parts that are text; the rest stands for something that only the engine can expand
-TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text", "refusal"))
+TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
 _IMAGE_KEYS: Final = ("image_url", "input_image", "image_embeds", "image_pil")
 _SOUND_KEYS: Final = ("audio_url", "input_audio", "audio_embeds")
 _OTHER_KEYS: Final = ("video_url", "video_embeds", "prompt_embeds", "uuid")
@@ -27,10 +27,11 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         raise NoPrompt(Reason.TRUNCATED_PROMPT)
     if fields.get("chat_template") is not None:
         raise NoPrompt(Reason.REQUEST_CHAT_TEMPLATE)
+    check_forwarded_tokens(fields)
     check_text_only(messages)
     check_numbers(tools)
     prompt = ChatPrompt(
-        messages,
+        [_with_ordered_calls(message) for message in messages],
         tools,
         add_generation_prompt=read_flag(fields, "add_generation_prompt", True),
         continue_final_message=read_flag(fields, "continue_final_message", False),
@@ -38,6 +39,25 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         add_special_tokens=read_flag(fields, "add_special_tokens", False),
     )
     return prompt, 1
+
+
+def _with_ordered_calls(message: Any) -> Any:
+    """The engine's validation puts the keys of a tool call into its own order; templates print them."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_ordered_call(call) for call in calls]}
+
+
+def _ordered_call(call: Any) -> Any:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = _in_order(call["function"], ("arguments", "name"))
+    return _in_order({**call, "function": function}, ("id", "function", "type"))
+
+
+def _in_order(given: dict[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
+    return {key: given[key] for key in first if key in given} | given
 
 
 def check_text_only(messages: list[Any]) -> None:

@@ -10,10 +10,14 @@ from epp.request.prompts import NoPrompt, Reason
 MAX_CACHE_SALT_CHARS: Final = 1024
 REASONING_EFFORTS: Final = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
 # fields of the template call that a request must not set through chat_template_kwargs
-_RESERVED_TEMPLATE_KWARGS: Final = frozenset(
-    ("self", "messages", "conversation", "tools", "chat_template", "tokenize", "bos_token", "eos_token")
+_CALL_ARGUMENTS: Final = ("self", "messages", "conversation", "tools", "chat_template", "tokenize")
+_RESULT_ARGUMENTS: Final = (
+    "tokenizer_kwargs",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
 )
-_UNSET: Final = (None, "auto")
+_RESERVED_TEMPLATE_KWARGS: Final = frozenset((*_CALL_ARGUMENTS, *_RESULT_ARGUMENTS))
 _EXACT_FLOAT_BELOW: Final = 2.0**63
 
 
@@ -42,13 +46,25 @@ def read_template_kwargs(fields: Mapping[str, Any], own: Mapping[str, Any]) -> d
     if not isinstance(given, dict) or not _RESERVED_TEMPLATE_KWARGS.isdisjoint(given):
         raise NoPrompt(Reason.TEMPLATE_KWARGS)
     check_numbers(given)
-    merged = given | {name: value for name, value in own.items() if value not in _UNSET}
+    merged = {name: value for name, value in (*given.items(), *own.items()) if not _is_unset(value)}
     effort = own.get("reasoning_effort")
     if effort is not None and "enable_thinking" not in given:
         merged["enable_thinking"] = effort != "none"
     for name in ("add_generation_prompt", "continue_final_message"):
         merged.pop(name, None)  # the request's own fields are always set and win
     return merged
+
+
+def _is_unset(value: Any) -> bool:
+    """The engine takes null and "auto" for not given, whoever gave them."""
+    return value is None or value == "auto"
+
+
+def check_forwarded_tokens(fields: Mapping[str, Any]) -> None:
+    """Token ids that another engine forwards with a chat replace the chat (P/D decode)."""
+    params = fields.get("kv_transfer_params")
+    if isinstance(params, dict) and params.get("prompt_token_ids") is not None:
+        raise NoPrompt(Reason.FORWARDED_TOKENS)
 
 
 def check_effort(effort: Any) -> str | None:

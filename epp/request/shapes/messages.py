@@ -14,6 +14,7 @@ from typing import Any, Final
 from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
 from epp.request.shapes.fields import (
     check_effort,
+    check_forwarded_tokens,
     check_numbers,
     function_tool,
     read_dict,
@@ -29,6 +30,7 @@ _Message = dict[str, Any]
 
 
 def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
+    check_forwarded_tokens(fields)
     given = read_list(fields.get("messages"), Reason.MESSAGES_SHAPE)
     messages: list[_Message] = []
     system = _system_text(fields.get("system"))
@@ -163,11 +165,11 @@ def _read_tool_use(parts: _Parts, block: _Message) -> None:
     call_id = read_text(block.get("id"), Reason.MESSAGES_SHAPE)
     if not call_id:
         raise NoPrompt(Reason.MESSAGES_SHAPE)  # the engine makes one of the time
-    function = {
-        "name": read_text(block.get("name") or "", Reason.MESSAGES_SHAPE),
+    function = {  # in the order in which the engine's validation of chats leaves them
         "arguments": {} if arguments is None else read_dict(arguments, Reason.MESSAGES_SHAPE),
+        "name": read_text(block.get("name") or "", Reason.MESSAGES_SHAPE),
     }
-    parts.tool_calls.append({"id": call_id, "type": "function", "function": function})
+    parts.tool_calls.append({"id": call_id, "function": function, "type": "function"})
 
 
 def _read_tool_result(parts: _Parts, block: _Message) -> None:

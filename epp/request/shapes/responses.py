@@ -15,6 +15,7 @@ from typing import Any, Final
 from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
 from epp.request.shapes.fields import (
     check_effort,
+    check_forwarded_tokens,
     function_tool,
     read_dict,
     read_list,
@@ -32,6 +33,7 @@ _Message = dict[str, Any]
 
 
 def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
+    check_forwarded_tokens(fields)
     if any(fields.get(name) is not None for name in _SERVER_STATE):
         raise NoPrompt(Reason.SERVER_STATE)
     if fields.get("truncation", "disabled") != "disabled":

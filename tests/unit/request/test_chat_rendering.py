@@ -14,6 +14,8 @@ from epp.request.chat_template import ChatTemplate
 from epp.request.local_tokenizer import LocalTokenizer
 
 USER = {"role": "user", "content": "Hello"}
+CONTINUE: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+DEEP = "[" * 100_000 + "]" * 100_000
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -152,7 +154,9 @@ def test_continuation_under_a_template_that_strips() -> None:
         ([{"role": "user", "content": [5]}], "part_shape"),
         ([{"role": "user", "content": [{"type": "text"}]}], "part_shape"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "tool_calls_shape"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "tool_arguments_json"),
+        ([{"role": "user", "content": ["text"]}], "part_shape"),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "tool_calls_shape"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": DEEP}}]}], "tool_arguments_json"),
         ([{"role": "martian", "content": "x"}], "template_refused"),
     ],
 )
@@ -162,6 +166,114 @@ def test_what_the_engine_refuses_is_not_rendered(
     with pytest.raises(Unrenderable) as caught:
         tokenizer.render_chat(messages)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "[1, 2]", "42", "true", "null", " "])
+def test_arguments_that_are_no_object_are_an_empty_one(tokenizer: LocalTokenizer, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert "<|call|>f {}<|end|>" in tokenizer.render_chat([USER, {"role": "assistant", "tool_calls": [call]}])
+
+
+def test_empty_texts_among_parts_leave_no_line(tokenizer: LocalTokenizer) -> None:
+    parts = [{"type": "text", "text": text} for text in ("one", "", "two", "")]
+    text = tokenizer.render_chat([{"role": "user", "content": parts}], add_generation_prompt=False)
+    assert text == "<|bos|><|user|>one\ntwo<|end|>"
+
+
+def test_null_texts_are_skipped_and_thinking_is_text(tokenizer: LocalTokenizer) -> None:
+    parts = [
+        {"type": "text", "text": None},
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "x"},
+    ]
+    text = tokenizer.render_chat([{"role": "user", "content": parts}], add_generation_prompt=False)
+    assert text == "<|bos|><|user|>hm\nx<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("x-anthropic-billing-header: a=1;\nrules", "rules"),
+        ("x-anthropic-billing-header: a=1;", ""),
+        (
+            [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "rules"}],
+            "rules",
+        ),
+    ],
+)
+def test_the_billing_line_of_a_system_message_is_cut(
+    tokenizer: LocalTokenizer, content: object, expected: str
+) -> None:
+    text = tokenizer.render_chat([{"role": "system", "content": content}], add_generation_prompt=False)
+    assert text == f"<|bos|><|system|>{expected}<|end|>"
+
+
+def test_developer_messages_join_the_system_message() -> None:
+    """Where the template does not know the role; where it does, they stay."""
+    messages = [
+        {"role": "system", "content": "one"},
+        USER,
+        {"role": "developer", "content": "two", "tools": []},
+    ]
+    render = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    assert ChatTemplate(render).render(messages) == "[system:one\n\ntwo][user:Hello]"
+    knows = "{% set known = 'developer' %}" + render
+    assert ChatTemplate(knows).render(messages) == "[system:one][user:Hello][developer:two]"
+
+
+def test_a_tool_result_is_one_text_for_every_template() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.content is string %}<{{ m.content }}>"
+        "{% else %}{% for p in m.content %}({{ p.text or p.name }}){% endfor %}{% endif %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render([{"role": "tool", "content": parts}]) == "<a\nb>"
+    assert template.render([{"role": "user", "content": parts}]) == "(a)(b)"
+    named = [{"type": "tool_reference", "name": "f"}]
+    assert template.render([{"role": "tool", "content": named}]) == "(f)"
+
+
+def test_unknown_keys_of_a_part_reach_a_template_that_walks_parts() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% for p in m.content %}{{ p | tojson }}{% endfor %}{% endfor %}"
+    )
+    part = {"cache_control": {"type": "x"}, "type": "text", "text": "a", "closed": True}
+    expected = '{"type": "text", "text": "a", "cache_control": {"type": "x"}}'
+    assert template.render([{"role": "user", "content": [part]}]) == expected
+
+
+def test_unknown_keys_of_a_tool_are_dropped() -> None:
+    template = ChatTemplate("{{ tools | tojson }}")
+    tool = {
+        "x": 1,
+        "function": {"y": 2, "strict": True, "name": "f", "parameters": None},
+        "defer_loading": True,
+    }
+    assert template.render([USER], [tool]) == (
+        '[{"type": "function", "function": {"name": "f", "description": null, "parameters": null, '
+        '"strict": true, "defer_loading": true}, "defer_loading": true}]'
+    )
+
+
+def test_documents_are_always_defined() -> None:
+    template = ChatTemplate("{% if documents is defined %}{{ documents }}{% endif %}")
+    assert template.render([USER]) == "None"
+    assert template.render([USER], documents=[]) == "[]"
+    with pytest.raises(Unrenderable, match="documents_shape"):
+        template.render([USER], documents=["text"])
+
+
+def test_generation_marks_change_nothing() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    )
+    assert template.render([USER, USER]) == "Hello.Hello."
+
+
+def test_a_final_message_that_the_template_changes_is_not_continued() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content | replace('a', 'b') }}{% endfor %}")
+    with pytest.raises(Unrenderable, match="continue_not_rendered"):
+        template.render([{"role": "user", "content": "banana"}], None, **CONTINUE)
 
 
 def test_a_template_cannot_reach_python() -> None:

@@ -33,7 +33,7 @@ def test_begin_and_end_tokens_as_written(tmp_path: Path) -> None:
 
 
 def test_a_begin_token_that_the_vocabulary_lacks_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bos_token is not in the vocabulary"):
+    with pytest.raises(ConfigError, match=r"the engine adds the token '<new>'"):
         load(tmp_path, bos_token="<new>", add_bos_token=True)
 
 

@@ -1,0 +1,78 @@
+"""Real vLLM processes for the tests of this folder, and only for them: `make test-engine`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from epp.request.tokenise import LocalTokeniser
+from tests.engine import processes
+from tests.engine.model import write_adapter, write_model
+from tests.engine.serving import Engine, connect, serve_arguments
+from tests.parity.families import FAMILIES, Family, write_family
+from tests.parity.ours import open_router_tokeniser
+
+SERVED_FAMILY = "llama3"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The engine tests take minutes and another environment: whoever has not made it skips them."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and not processes.PYTHON.exists():
+            item.add_marker(pytest.mark.skip(reason="no .venv-vllm here: run `make test-engine`"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model directory for each family: tokenizer, template, tiny random weights."""
+    root = tmp_path_factory.mktemp("models")
+    made = {}
+    for family in FAMILIES:
+        made[family.name] = root / family.name
+        _write(family, made[family.name])
+    return made
+
+
+def _write(family: Family, directory: Path) -> None:
+    write_family(family, directory)
+    write_model(directory, bos=family.bos, eos=family.eos)
+
+
+@pytest.fixture(scope="session")
+def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Base URL of vLLM's own render server for each family."""
+    ports = dict(zip(models, processes.free_ports(len(models)), strict=True))
+    script = str(Path(__file__).parent / "render_servers.py")
+    pairs = [f"{ports[name]}={directory}" for name, directory in models.items()]
+    process = processes.Process([script, *pairs], tmp_path_factory.mktemp("render") / "log")
+    try:
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        process.wait_ready([f"{url}/health" for url in urls.values()])
+        yield urls
+    finally:
+        process.stop(politely=False)  # several servers in one process: only one of them would hear
+
+
+@pytest.fixture(scope="session")
+def engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A serving vLLM with KV events, replay and one LoRA adapter."""
+    work = tmp_path_factory.mktemp("engine")
+    write_adapter(work / "adapter")
+    (port,) = processes.free_ports(1)
+    process = processes.Process(serve_arguments(models[SERVED_FAMILY], port, work / "adapter"), work / "log")
+    try:
+        process.wait_ready([f"http://127.0.0.1:{port}/health"])
+        yield connect(f"http://127.0.0.1:{port}")
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
+    """The router's tokeniser for the serving engine's model."""
+    tokeniser = open_router_tokeniser(models[SERVED_FAMILY])
+    yield tokeniser
+    await tokeniser.aclose()

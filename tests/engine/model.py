@@ -1,0 +1,116 @@
+"""A tiny random Llama in the Hugging Face layout, written without torch.
+
+Why random: parity is about tokens and blocks, not about sense. Why by hand: `config.json` plus one
+safetensors file (a JSON header and raw bytes) need nothing but numpy, so the tests' own environment
+makes the model and vLLM's only reads it. The same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+HIDDEN: Final = 128
+LAYERS: Final = 2
+HEADS: Final = 4
+KV_HEADS: Final = 2
+INNER: Final = 128
+MAX_POSITIONS: Final = 65_536
+
+
+def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
+    """Add weights and configuration to a tokenizer directory."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    rows = -(-tokenizer.get_vocab_size(with_added_tokens=True) // 64) * 64
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": rows,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": None if bos is None else tokenizer.token_to_id(bos),
+        "eos_token_id": tokenizer.token_to_id(eos),
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    _write_safetensors(directory / "model.safetensors", _weights(rows))
+
+
+def write_adapter(directory: Path, rank: int = 8) -> None:
+    """A LoRA adapter on two projections, in PEFT's layout."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    random = np.random.default_rng(1)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, heads in (("q_proj", HEADS), ("v_proj", KV_HEADS)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}."
+            weights[at + "lora_A.weight"] = random.normal(0, 0.1, (rank, HIDDEN)).astype(np.float32)
+            weights[at + "lora_B.weight"] = random.normal(0, 0.1, (heads * HIDDEN // HEADS, rank)).astype(
+                np.float32
+            )
+    _write_safetensors(directory / "adapter_model.safetensors", weights)
+
+
+def _weights(rows: int) -> dict[str, npt.NDArray[np.float32]]:
+    random = np.random.default_rng(0)
+
+    def matrix(*shape: int) -> npt.NDArray[np.float32]:
+        return random.normal(0.0, 0.08, shape).astype(np.float32)
+
+    head = HIDDEN // HEADS
+    weights = {
+        "model.embed_tokens.weight": matrix(rows, HIDDEN),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+    }
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        weights |= {
+            at + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
+            at + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
+            at + "self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
+            at + "self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            at + "self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            at + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head),
+            at + "mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+            at + "mlp.up_proj.weight": matrix(INNER, HIDDEN),
+            at + "mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        }
+    return weights
+
+
+def _write_safetensors(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> None:
+    """bfloat16 is the upper half of float32; the header is padded so that the data is aligned."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    pieces: list[bytes] = []
+    at = 0
+    for name, value in weights.items():
+        piece = (value.view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, at + len(piece)]}
+        pieces.append(piece)
+        at += len(piece)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(pieces))

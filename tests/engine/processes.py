@@ -1,0 +1,119 @@
+"""A real vLLM as a subprocess on loopback: started, awaited, and ended by its process group.
+
+It runs in vLLM's own environment (.venv-vllm, made by requirements/vllm-setup.sh). The log is kept
+and its end shown when the start fails.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
+START_TIMEOUT_S: Final = 600.0  # 40 s on an idle machine with two cores
+STOP_TIMEOUT_S: Final = 20.0
+_LOG_TAIL_BYTES: Final = 4000
+
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+    "OMP_NUM_THREADS": "2",
+}
+
+
+class EngineFailed(Exception):
+    """vLLM did not come up; the message has the end of its log."""
+
+
+class Process:
+    """One subprocess with its whole group: an engine is several processes."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        # what is cached between runs lives beside the environment, not in anybody's home
+        cache = {
+            "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
+            "XDG_CACHE_HOME": str(PYTHON.parents[1] / "cache"),
+        }
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(PYTHON), *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _ENVIRONMENT | cache,
+                cwd=log.parent,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, urls: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until every URL answers 200. Raises `EngineFailed` when the process ends or the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        for url in urls:
+            while not _answers(url):
+                if self._process.poll() is not None:
+                    raise EngineFailed(f"vLLM ended with {self._process.returncode}:\n{self.log_tail()}")
+                if time.monotonic() > deadline_s:
+                    raise EngineFailed(
+                        f"vLLM did not answer {url} within {timeout_s:.0f} s:\n{self.log_tail()}"
+                    )
+                self._wait_moment()
+
+    def _wait_moment(self) -> None:
+        """A moment between two questions, cut short by the end of the process."""
+        try:
+            self._process.wait(0.25)
+        except subprocess.TimeoutExpired:
+            return
+
+    def stop(self, *, politely: bool = True) -> None:
+        """End the whole group: asked first unless not `politely`, killed at the deadline."""
+        for sign in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
+            try:
+                os.killpg(self._process.pid, sign)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait()
+
+    def log_tail(self) -> str:
+        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago; vLLM has to be told its ports."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,50 @@
+"""The router's token ids are those of a real vLLM, and the record of what it says is true.
+
+`KVPULL_RECORD_PARITY=1 make test-engine` writes the record anew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.parity import record
+from tests.parity.corpus import Case, cases
+from tests.parity.families import FAMILIES
+from tests.parity.ours import JSON_HEADERS, open_router_tokeniser, router_says
+
+
+async def engine_says(session: aiohttp.ClientSession, url: str, case: Case) -> record.Answer:
+    """The first prompt's token ids from the render endpoint of the request's own path."""
+    async with session.post(f"{url}{case.path}/render", data=case.body, headers=JSON_HEADERS) as response:
+        answer = await response.json()
+        if response.status != 200:
+            assert response.status in (400, 404, 501), f"{case.key}: HTTP {response.status}"
+            return record.REFUSED
+    first = answer[0] if isinstance(answer, list) else answer
+    ids: list[int] = first["token_ids"]
+    return ids
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", [family.name for family in FAMILIES])
+async def test_every_request_of_the_corpus(
+    family: str, renderers: dict[str, str], models: dict[str, Path]
+) -> None:
+    corpus = cases(family)
+    tokeniser = open_router_tokeniser(models[family])
+    async with aiohttp.ClientSession() as session:
+        engine = {case.key: await engine_says(session, renderers[family], case) for case in corpus}
+    router = {case.key: await router_says(tokeniser, case) for case in corpus}
+    await tokeniser.aclose()
+    digest = record.digest_of(models[family], corpus)
+    if os.environ.get("KVPULL_RECORD_PARITY"):
+        record.write_record(family, digest, engine)
+
+    found = record.compare(engine, router)
+    assert (found.wrong, found.unexpected) == ([], [])
+    assert len(found.same) >= 90
+    assert record.read_record(family) == (digest, engine), "tests/data/parity is not what this vLLM says"
