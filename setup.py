@@ -12,6 +12,7 @@ _INDEX = Extension(
     ["epp/core/_compiled_index.pyx"],
     depends=[
         "epp/core/_block_hash.h",
+        "epp/core/_compiled_dump.pxi",
         "epp/core/_compiled_records.pxi",
         "epp/core/_compiled_table.pxi",
         "epp/core/_holder_table.h",

@@ -20,6 +20,7 @@ from epp.core.endpoint_picker import EndpointPicker
 from epp.core.events import BlockStored, EventBatch
 from epp.core.hashing import BlockHasher, pack_tokens
 from epp.core.index_choice import choose_index
+from epp.core.speculation import SpeculationSettings
 from epp.core.types import CacheTier, Endpoint, EndpointMetrics, EngineBlockHash, SchedulingRequest
 
 BLOCK_TOKENS = 16
@@ -47,9 +48,12 @@ schedulingProfiles:
 """
 
 
-def build(endpoints: int) -> tuple[EndpointPicker, SchedulingRequest]:
+def build(
+    endpoints: int, speculation: SpeculationSettings | None = None
+) -> tuple[EndpointPicker, SchedulingRequest]:
     """A pool whose endpoint i holds the first share of the prompt, deeper with i."""
-    picker = EndpointPicker(parse_config(CONFIG).settings, CacheView(choose_index().make(bytes(16))))
+    view = CacheView(choose_index().make(bytes(16)), speculation=speculation)
+    picker = EndpointPicker(parse_config(CONFIG).settings, view)
     tokens = array("I", [(i * 2_654_435_761) % 150_000 for i in range(BLOCKS * BLOCK_TOKENS)])
     hashes = tuple(EngineBlockHash(i + 1) for i in range(BLOCKS))
     for number in range(endpoints):

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import random
-import secrets
 import signal
 import time
 from collections.abc import Awaitable
@@ -23,12 +22,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from engine_plugin.identity import EndpointId
+from epp import key_files
 from epp.config import EppConfig, load_config
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
-from epp.core.hashing import INDEX_SEED_BYTES
-from epp.core.index_choice import choose_index
+from epp.core.index_choice import IndexChoice, choose_index
 from epp.core.types import PullReport
 from epp.debug import build_debug_app
 from epp.director import Director
@@ -39,18 +38,22 @@ from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
+from epp.replicas import Replicas, ReplicaSettings
 from epp.reports.subscriber import ReportSubscriber
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
+from epp.siblings.client import ClientSettings, SiblingAddress
+from epp.siblings.reader import ReadLimits
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.pull_metrics import PullMetrics
+from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.snapshots import SnapshotCollector
 from epp.thresholds.directory_source import DirectoryThresholds
 from epp.thresholds.in_force import ThresholdState
 from sidecar.endpoint_file import EndpointRow
-from sidecar.routing_auth import load_routing_key
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +73,22 @@ def serve(arguments: argparse.Namespace) -> int:
         log.warning("%s", note)
     _check_ready_fd(arguments.ready_fd)
     try:
-        uvloop.run(_App(arguments, config).run())
+        uvloop.run(_run(arguments, config))
     except ConfigError:
         raise
     except Exception:
         log.exception("the picker ended by a fault of its own")
         return 1
     return 0
+
+
+async def _run(arguments: argparse.Namespace, config: EppConfig) -> None:
+    """A sibling's snapshot comes before everything else: it brings the seed of the index."""
+    choice = choose_index()
+    log.info("prefix index: %s %s", choice.implementation, choice.reason)
+    replicas = Replicas(_replica_settings(arguments))
+    seed = await replicas.take_seed(key_files.index_seed(arguments.index_seed_file), choice.scheme)
+    await _App(arguments, config, choice, seed, replicas).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +103,28 @@ class _Parts:
 
 
 class _App:
-    def __init__(self, arguments: argparse.Namespace, config: EppConfig) -> None:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        config: EppConfig,
+        choice: IndexChoice,
+        seed: bytes,
+        replicas: Replicas,
+    ) -> None:
         self._arguments = arguments
         staleness_s = arguments.metrics_staleness_threshold
-        choice = choose_index()
-        log.info("prefix index: %s %s", choice.implementation, choice.reason)
-        index = choice.make(_index_seed(arguments.index_seed_file))
+        self._replicas = replicas
+        self._metrics_port = 0  # until it is bound
         self._picker = EndpointPicker(
             replace(
                 config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
             ),
-            CacheView(index),
+            CacheView(
+                choice.make(seed),
+                salt_key=key_files.salt_key(arguments.salt_key_file),
+                speculation=config.speculation,
+            ),
         )
-        self._metrics_port = 0  # once it is bound
         self._refusals = PeerRefusals()
         self._registry = CollectorRegistry()
         self._pull_metrics = PullMetrics(self._registry)
@@ -116,17 +137,20 @@ class _App:
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
-            routing_key=_routing_key(arguments.routing_key_file),
+            routing_key=key_files.routing_key(arguments.routing_key_file),
         )
         self._server = ExtProcServer(
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
         )
         self._registry.register(StreamCollector(self._open_streams))
+        self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
         )
         implementation.labels(choice.implementation).set(1)
+        self._registry.register(SnapshotCollector(replicas.facts))
+        replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
 
     def _build_parts(self, config: EppConfig) -> _Parts:
         arguments = self._arguments
@@ -168,6 +192,7 @@ class _App:
         source = EventSource(row.host, row.events_port, row.replay_port or None)
         if self._picker.upsert_endpoint(endpoint_of(row), has_replay=source.has_replay):
             self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
+            self._replicas.offer(self._picker, row.id, source.host, source.events_port)
         self._parts.events.add_endpoint(row.id, source)
         self._parts.reports.upsert(row.id, row.host)
         self._parts.scraper.upsert(scrape_target_of(row))
@@ -180,6 +205,10 @@ class _App:
         self._picker.remove_endpoint(endpoint)
         self._refusals.forget(endpoint)
         log.info("endpoint %s has left", endpoint)
+
+    def _events_address(self, endpoint: EndpointId) -> tuple[str, int] | None:
+        source = self._parts.events.source(endpoint)
+        return None if source is None else (source.host, source.events_port)
 
     def _threshold_state(self) -> ThresholdState:
         thresholds = self._parts.thresholds
@@ -195,7 +224,7 @@ class _App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._server.request_stop)
         web_runner = await self._start_debug()
-        self._metrics_port = int(web_runner.addresses[0][1])
+        expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
         try:
             await self._serve_with(background)
@@ -203,6 +232,7 @@ class _App:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+            expiry.cancel()
             await self._ledger.aclose()
             await web_runner.cleanup()
             if self._tokeniser is not None:
@@ -220,6 +250,8 @@ class _App:
         ]
         if parts.thresholds is not None:
             running.append(parts.thresholds.run())
+        if self._replicas.server is not None:
+            running.append(self._replicas.server.run())
         return running
 
     async def _serve_with(self, background: list[asyncio.Task[None]]) -> None:
@@ -244,7 +276,10 @@ class _App:
     async def _start_debug(self) -> web.AppRunner:
         arguments = self._arguments
         app = build_debug_app(
-            self._picker, self._registry, self._threshold_state, _token(arguments.debug_token_file)
+            self._picker,
+            self._registry,
+            self._threshold_state,
+            key_files.debug_token(arguments.debug_token_file),
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -255,14 +290,21 @@ class _App:
             raise ConfigError(
                 f"metrics port {arguments.listen_host}:{arguments.metrics_port}: {error.strerror}"
             ) from error
+        self._metrics_port = int(runner.addresses[0][1])
         return runner
 
     async def _report_ready(self) -> None:
         await self._parts.endpoints.loaded.wait()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
-            ports = {"grpc_port": self._server.port, "health_port": self._server.health_port}
-            line = {"ready": True, **ports, "metrics_port": self._metrics_port}
+            given = self._replicas.server
+            line = {
+                "ready": True,
+                "grpc_port": self._server.port,
+                "health_port": self._server.health_port,
+                "metrics_port": self._metrics_port,
+                "snapshot_port": None if given is None else given.port,
+            }
             with os.fdopen(self._arguments.ready_fd, "w") as pipe:
                 pipe.write(json.dumps(line) + "\n")
 
@@ -301,29 +343,17 @@ def _tokeniser(directory: str | Path | None, budget_s: float) -> LocalTokeniser 
     return LocalTokeniser(LocalTokenizer.load(Path(directory)), budget_s=budget_s)
 
 
-def _read(path: Path, flag: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    token = _read(path, "--debug-token-file").decode("utf-8", "replace").strip()
-    if not token:
-        raise ConfigError(f"--debug-token-file {path}: is empty")
-    return token
-
-
-def _routing_key(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return load_routing_key(_read(path, "--routing-key-file"))
-    except ValueError as error:
-        raise ConfigError(f"--routing-key-file {path}: {error}") from error
+def _replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
+    name: str | None = arguments.sibling_server_name
+    return ReplicaSettings(
+        tls_path=arguments.sibling_tls_path,
+        siblings=tuple(SiblingAddress(host, port, name or host) for host, port in arguments.sibling),
+        host=arguments.listen_host,
+        port=arguments.snapshot_port,
+        client=ClientSettings(
+            total_s=arguments.snapshot_timeout, limits=ReadLimits(arguments.snapshot_max_bytes)
+        ),
+    )
 
 
 def _ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
@@ -333,15 +363,3 @@ def _ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
     if not path.parent.is_dir():
         raise ConfigError(f"--ledger-file {path}: its directory does not exist")
     return LedgerFile(path, max_bytes=arguments.ledger_max_bytes, keep=arguments.ledger_keep)
-
-
-def _index_seed(path: Path | None) -> bytes:
-    if path is None:
-        return secrets.token_bytes(INDEX_SEED_BYTES)
-    try:
-        seed = bytes.fromhex(_read(path, "--index-seed-file").decode("ascii", "replace").strip())
-    except ValueError as error:
-        raise ConfigError(f"--index-seed-file {path}: not hex digits") from error
-    if len(seed) != INDEX_SEED_BYTES:
-        raise ConfigError(f"--index-seed-file {path}: {len(seed)} bytes, {INDEX_SEED_BYTES} are needed")
-    return seed

@@ -37,6 +37,25 @@ def body_bytes(text: str) -> int:
     return int(text)
 
 
+def snapshot_bytes(text: str) -> int:
+    """A limit of what a snapshot may have: 1 MiB to 64 GiB."""
+    if not text.isascii() or not text.isdigit() or not 1 << 20 <= int(text[:12]) <= 64 << 30:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {1 << 20} to {64 << 30} bytes")
+    return int(text)
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """`host:port`, an IPv6 host in brackets."""
+    host, colon, number = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not set(host).isdisjoint(" /@") or port(number) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected host:port")
+    return host, port(number)
+
+
 def file_bytes(text: str) -> int:
     """A file's size limit: 4 KiB to 1 TiB."""
     if not text.isascii() or not text.isdigit() or not 4096 <= int(text[:14]) <= 1 << 40:
@@ -92,7 +111,11 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         "--debug-token-file", type=Path, help="bearer token of /debug/kvpull; absent: no debug routes"
     )
     epp.add_argument("--routing-key-file", type=Path, help="key that signs routing headers for the sidecars")
-    epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: random")
+    epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: a sibling's, else random")
+    epp.add_argument(
+        "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
+    )
+    _add_snapshots(epp)
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--refresh-metrics-interval", type=duration_s, default=0.05, metavar="DURATION")
@@ -128,6 +151,35 @@ def _serve(arguments: argparse.Namespace) -> int:
     from epp.app import serve  # gRPC and protobuf take 0.4 s to import; --help need not
 
     return serve(arguments)
+
+
+def _add_snapshots(epp: argparse.ArgumentParser) -> None:
+    """Index snapshots between replicas: off unless asked for."""
+    epp.add_argument(
+        "--snapshot-port", type=port, help="give snapshots of the index to siblings here; absent: to nobody"
+    )
+    epp.add_argument(
+        "--sibling",
+        type=host_port,
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="snapshot port of other replicas, asked at start (repeatable; a name may have many addresses)",
+    )
+    epp.add_argument(
+        "--sibling-tls-path", type=Path, help="directory of tls.crt, tls.key and ca.crt, for both directions"
+    )
+    epp.add_argument(
+        "--sibling-server-name", help="name in the siblings' certificates; absent: the host of --sibling"
+    )
+    epp.add_argument(
+        "--snapshot-timeout",
+        type=duration_s,
+        default=10.0,
+        metavar="DURATION",
+        help="longest the start waits for a snapshot",
+    )
+    epp.add_argument("--snapshot-max-bytes", type=snapshot_bytes, default=1 << 30)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from epp.core.errors import ConfigError
 from epp.core.plugin import Filter, Picker, PrefillDecider, Scorer
 from epp.core.scheduler import Profile
 from epp.core.source_selector import SourceProducer
+from epp.core.speculation import SpeculationSettings
 from epp.plugins import producers
 from epp.plugins.parameters import Parameters, Weight
 from epp.plugins.pickers import MaxScorePicker
@@ -93,6 +94,7 @@ class EppConfig:
 
     settings: PickerSettings
     precise: producers.PrecisePrefixCacheProducerParameters | None
+    speculation: SpeculationSettings | None  # None: speculativeIndexing is off
     tokenizer_path: str | None
     discovery_path: str | None
     notes: tuple[str, ...]
@@ -122,14 +124,22 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
     settings = PickerSettings(
         handler=_handler(instances, profiles, origin),
         source_producer=SourceProducer(source.min_cached_token_delta) if source else None,
+        base_models=_base_models(tokens),
     )
     return EppConfig(
         settings=settings,
         precise=precise,
+        speculation=_speculation(precise),
         tokenizer_path=tokens.local.path if tokens and tokens.local else None,
         discovery_path=_discovery_path(instances, discovery, origin),
         notes=_notes(precise, source),
     )
+
+
+def _base_models(tokens: producers.TokenProducerParameters | None) -> tuple[str, ...]:
+    if tokens is None:
+        return ()
+    return (*([tokens.model_name] if tokens.model_name else []), *tokens.served_model_names)
 
 
 def _document(text: str, origin: str) -> Document:
@@ -306,6 +316,14 @@ def _disagg(
         prefill=profiles[parameters.profiles.prefill],
         decider=cast(PrefillDecider, decider.object),
     )
+
+
+def _speculation(
+    precise: producers.PrecisePrefixCacheProducerParameters | None,
+) -> SpeculationSettings | None:
+    if precise is None or not precise.speculative_indexing:
+        return None
+    return SpeculationSettings(ttl_s=precise.speculative_ttl)
 
 
 def _discovery_path(

@@ -1,11 +1,12 @@
 """One straight path for a request: parse -> tokenise -> schedule -> headers. No policy in here.
 
-Awaits only the tokenizer; everything else is one atomic step on the loop, so a decision sees one
-state of the pool and books its load in the same breath.
+Awaits the tokenizer and the decoding of compressed bodies only; everything else is one atomic step on
+the loop, so a decision sees one state of the pool and books its load in the same breath.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -16,13 +17,15 @@ from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import PickerError
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
-from epp.request.parse import ParsedRequest, parse_request
+from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.tokenise import Tokeniser
 from epp.telemetry.metrics import PickerMetrics
 from sidecar import wire as sidecar_wire
 from sidecar.routing_auth import RoutingClaims, sign_routing
 
 log = logging.getLogger(__name__)
+
+_READ_HEADERS = ("content-type", "content-encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Director:
         self._routing_key = routing_key
         self._clock = clock
         self._unix_clock = unix_clock
+        self._warned = False
 
     async def decide(self, head: RequestHead, body: bytes | None) -> Routing:
         """Route one request.
@@ -62,7 +66,7 @@ class Director:
         """
         self._metrics.requests.inc()
         try:
-            parsed = parse_request(body or b"", head.path, dict(head.headers))
+            parsed = await _parse(head, body or b"")
             request = await self._scheduling_request(head, parsed)
             started_s = self._clock()
             decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
@@ -81,10 +85,17 @@ class Director:
     def finished(self, token: object, outcome: Outcome) -> None:
         assert isinstance(token, _InFlight)
         self._picker.release(token.decision_id, outcome)
-        self._metrics.duration_s.observe(self._clock() - token.decided_at_s)
+        duration_s = self._clock() - token.decided_at_s
+        self._metrics.duration_s.observe(duration_s)
+        self._metrics.request.ended(outcome, duration_s)
 
     async def _scheduling_request(self, head: RequestHead, parsed: ParsedRequest) -> SchedulingRequest:
         token_ids = None
+        models = self._picker.models
+        is_base = models.is_base(parsed.model)
+        if not is_base and not models.any_known:
+            self._warn_no_base_model()
+        self._metrics.request.asked(parsed.model, parsed.size_bytes, is_base=is_base)
         if parsed.prompt is None:
             self._metrics.untokenised.labels(parsed.no_prompt or "no_prompt").inc()
         elif self._tokeniser is None:
@@ -97,10 +108,19 @@ class Director:
             request_id=head.request_id,
             model=parsed.model,
             token_ids=token_ids,
+            lora_name=models.lora_name(parsed.model),
             cache_salt=parsed.cache_salt,
             size_bytes=parsed.size_bytes,
             subset=head.subset,
         )
+
+    def _warn_no_base_model(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "no engine has named its base model yet (label model_name of its gauges): requests that name "
+                "a model match nothing; if this lasts, set servedModelNames of the token-producer"
+            )
 
     def _routing(self, decision: SchedulingDecision, decided_at_s: float) -> Routing:
         """Every routing header is either ours or gone, whatever the client sent."""
@@ -129,6 +149,14 @@ class Director:
             remove_headers=[name for name in sidecar_wire.ROUTING_HEADERS if name not in headers],
             token=_InFlight(decision.decision_id, decided_at_s),
         )
+
+
+async def _parse(head: RequestHead, body: bytes) -> ParsedRequest:
+    """Raises `BadRequest`."""
+    headers = {name: ",".join(head.headers.all(name)) for name in _READ_HEADERS if name in head.headers}
+    if blocks_for_long(body, headers):
+        return await asyncio.to_thread(parse_request, body, head.path, headers)
+    return parse_request(body, head.path, headers)
 
 
 def _log_decision(decision: SchedulingDecision, request: SchedulingRequest) -> None:

@@ -19,16 +19,24 @@ from libc.string cimport memcpy, memset
 
 import hashlib
 import sys
+from array import array
+from math import gcd
 
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
-from epp.core.events import FULL_ATTENTION_KINDS
+from epp.core.byte_budget import WAITING_BYTES
+from epp.core.event_content import encode_extras
+from epp.core.group_events import is_of_main_group
 from epp.core.hashing import TOKEN_BYTES, BlockHasher, pack_tokens
-from epp.core.prefix_index import Depths, PythonPrefixIndex, _encode_extras
+from epp.core.index_dump import MAX_COPIES as _MAX_COPIES, Columns, DumpRefused
+from epp.core.name_sample import NameSample
+from epp.core.prefix_index import Depths, PythonPrefixIndex
 from epp.core.types import CacheTier
 
 cdef extern from "_holder_table.h":
     ctypedef struct u64_map:
         uint64_t used
+        uint64_t bytes
+        uint64_t *account
     ctypedef struct map_cursor:
         uint64_t dir
         uint32_t slot
@@ -40,6 +48,7 @@ cdef extern from "_holder_table.h":
         holder_set **sets
         uint32_t count
         uint32_t live
+        uint64_t bytes
     ctypedef struct holder_walk:
         uint64_t *alive
         int64_t *depths
@@ -56,11 +65,13 @@ cdef extern from "_holder_table.h":
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
     uint8_t *map_take_next(u64_map *m, map_cursor *at) noexcept
+    int map_has_room(const u64_map *m, uint64_t key) noexcept
     int map_is_sound(const u64_map *m) noexcept
     uint32_t map_tag(const uint8_t *slot) noexcept
     void map_set_tag(uint8_t *slot, uint32_t tag) noexcept
     const int MAP_VALUE_AT
     void table_init(holder_table *t, const uint64_t *secrets) noexcept
+    uint64_t table_count_bytes(const holder_table *t) noexcept
     void table_free(holder_table *t) noexcept
     int table_hold(holder_table *t, uint64_t key, uint32_t slot, uint32_t tier) noexcept
     int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tiers) noexcept
@@ -84,6 +95,7 @@ cdef enum:
     COPIES = 0x7FFF
     CPU_SHIFT = 15
 
+cdef int64_t MAX_COPIES = _MAX_COPIES
 cdef uint32_t REMEMBERED = 0x80000000
 cdef uint32_t NOWHERE = 0xFFFFFFFF
 cdef object _DEVICE = CacheTier.DEVICE
@@ -97,6 +109,7 @@ require((DEVICE_LANE, CPU_LANE, ANY_LANE, LANES) == (0, 1, 2, 3), "lanes are off
 
 include "_compiled_table.pxi"
 include "_compiled_records.pxi"
+include "_compiled_dump.pxi"
 
 
 cdef class _Asked:
@@ -107,11 +120,12 @@ cdef class _Asked:
     cdef uint32_t *families
     cdef list endpoints
     cdef list roots  # of each family: (model, block size)
+    cdef list limited  # (endpoint, family) of those with further groups
     cdef Py_ssize_t top  # one more than the highest slot
     cdef holder_walk walk
 
     def __cinit__(self, list endpoints):
-        self.endpoints, self.roots, self.count = endpoints, [], len(endpoints)
+        self.endpoints, self.roots, self.limited, self.count = endpoints, [], [], len(endpoints)
         self.slots = <int64_t *>malloc(max(1, self.count) * sizeof(int64_t))
         self.families = <uint32_t *>malloc(max(1, self.count) * sizeof(uint32_t))
         if self.slots == NULL or self.families == NULL:
@@ -139,6 +153,8 @@ cdef class _Asked:
                 model, size = entry.model, blocks.block_size_tokens
                 number = numbers.setdefault((model, size), len(numbers))
             self.slots[i], self.families[i] = blocks.slot, number
+            if blocks.groups is not None:
+                self.limited.append((self.endpoints[i], number))
             self.top = max(self.top, <Py_ssize_t>blocks.slot + 1)
         self.roots = list(numbers)
         self.walk.pairs = <uint32_t>((self.top + 63) // 64)
@@ -194,6 +210,24 @@ cdef int _walk(
     return 0
 
 
+cdef bytes _walk_whole(
+    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t key, bytes packed, size
+):
+    """As `_walk`, but the whole prompt is hashed, and its keys are the answer."""
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed)
+    if size * TOKEN_BYTES > total:
+        return b""
+    cdef Py_ssize_t block_bytes = size * TOKEN_BYTES, count = total // block_bytes, i
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
+    cdef uint64_t *at = <uint64_t *>PyBytes_AS_STRING(keys)
+    for i in range(count):
+        key = block_hash(kernel.secrets.words, key, _data(packed) + i * block_bytes, block_bytes)
+        at[i] = key
+    if table_walk(&table.table, walk, at, count, 0):
+        table_walk_end(walk, count)
+    return keys
+
+
 cdef bytes _pack(object token_ids):
     """`hashing.pack_tokens`, with the usual list taken apart in C."""
     cdef Py_ssize_t count
@@ -210,11 +244,12 @@ class CompiledPrefixIndex(PythonPrefixIndex):
     """The reference with compiled storage, hash, common events and query."""
 
     implementation = "compiled"
+    scheme = CompiledHasher.scheme
 
     def __init__(self, index_seed, limits=None):
         super().__init__(index_seed, limits)
         self._hasher = CompiledHasher(index_seed)
-        self._table = CompiledTable(index_seed)
+        self._table = CompiledTable(index_seed, self._limits.max_bytes)
 
     def _new_blocks(self):
         return CompiledBlocks(self._slots.take(), self._table, self._hasher.hash, self._limits)
@@ -229,7 +264,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         cdef CompiledBlocks blocks = <CompiledBlocks?>known.blocks
         cdef Py_ssize_t size
         hashes, tokens, tier, extras = event.hashes, event.token_ids, event.tier, event.extra_keys
-        if tokens is None or not hashes or event.group_kind not in FULL_ATTENTION_KINDS:
+        if tokens is None or not hashes or not is_of_main_group(blocks, event):
             return False
         if tier is _CPU and not event.has_extra_keys:
             return False
@@ -241,7 +276,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             if len(extras) != len(hashes):
                 return False
             if extras.count(None) != len(extras):
-                encoded = _encode_extras(event)
+                encoded = encode_extras(event)
                 if len(encoded) != len(hashes) or any(encoded):
                     return False
         parent_key = self._parent_key(known, event)
@@ -256,12 +291,11 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         return True
 
     def _remove(self, blocks, event, tally):
-        if event.group_idx is not None and event.group_idx in blocks.foreign_groups:
-            tally.skipped += len(event.hashes)
+        if self._remove_from_group(blocks, event):
             return
         blocks.remove_all(event.hashes, event.tier, tally)
 
-    def depths(self, query, endpoints):
+    def depths(self, query, endpoints, keys=None):
         cdef _Asked asked = _Asked(list(endpoints))
         cdef CompiledTable table = self._table
         cdef _Hash kernel = self._hasher.hash
@@ -272,5 +306,25 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             for family, (model, size) in enumerate(asked.roots):
                 asked.start(family)
                 root = self._hasher.root(model, query.lora_name, query.cache_salt)
-                _walk(table, kernel, &asked.walk, root, packed, size)
-        return asked.result()
+                if keys is None:
+                    _walk(table, kernel, &asked.walk, root, packed, size)
+                else:
+                    keys[model, size] = array("Q", _walk_whole(table, kernel, &asked.walk, root, packed, size))
+        found = asked.result()
+        if asked.limited:
+            self._limit_families(asked, query, packed, found)
+        return found
+
+    def _limit_families(self, _Asked asked, query, bytes packed, dict found):
+        for family, (model, size) in enumerate(asked.roots):
+            endpoints = [endpoint for endpoint, number in asked.limited if number == family]
+            deepest = max([found[endpoint].blocks for endpoint in endpoints], default=0)
+            root = self._hasher.root(model, query.lora_name, query.cache_salt)
+            keys = self._hasher.chain(root, packed[: deepest * size * TOKEN_BYTES], size)
+            self._limit(found, keys, endpoints)
+
+    def _columns(self, blocks):
+        return _Dumping(blocks).columns()
+
+    def _load(self, blocks, dump, start, stop):
+        _Dumping(blocks).load(dump, start, stop)

@@ -28,6 +28,7 @@ cdef struct Counts:
     Py_ssize_t orphans
     Py_ssize_t unresolved
     Py_ssize_t skipped
+    Py_ssize_t refused
 
 
 cdef int _flush(Counts *counts, object tally) except -1:
@@ -36,6 +37,7 @@ cdef int _flush(Counts *counts, object tally) except -1:
     if counts.orphans: tally.orphans += counts.orphans
     if counts.unresolved: tally.unresolved += counts.unresolved
     if counts.skipped: tally.skipped += counts.skipped
+    if counts.refused: tally.refused += counts.refused
     memset(counts, 0, sizeof(Counts))
     return 0
 
@@ -71,7 +73,9 @@ cdef class CompiledBlocks:
     cdef readonly uint32_t slot
     cdef readonly Py_ssize_t forgotten_waiting
     cdef public object block_size_tokens
-    cdef public set foreign_groups
+    cdef public object main_group, groups
+    cdef readonly object sample
+    cdef readonly Py_ssize_t refused
     cdef CompiledTable table
     cdef _Hash hash
     cdef u64_map names
@@ -84,6 +88,8 @@ cdef class CompiledBlocks:
     cdef dict waiting_records
     cdef dict children
     cdef Py_ssize_t waiting_bytes
+    cdef Py_ssize_t estimate  # bytes of what lives in Python
+    cdef uint64_t sample_last  # keys up to here are of interest to the sample
     cdef Py_ssize_t max_blocks, max_waiting, max_waiting_bytes, max_remembered
     # a doubly linked list of the remembered records, oldest first
     cdef Remembered *nodes
@@ -93,21 +99,33 @@ cdef class CompiledBlocks:
     def __cinit__(self, uint32_t slot, CompiledTable table, _Hash kernel, limits):
         self.slot, self.table, self.hash = slot, table, kernel
         map_init(&self.names, sizeof(uint64_t), table.secrets.words[5], table.secrets.words[6])
+        self.names.account = &table.of_endpoints
+        self.sample, self.sample_last = NameSample(), <uint64_t>-1
         self.spare_node = self.oldest = self.newest = NOWHERE
         self.max_blocks = _bound(limits.max_blocks)
         self.max_waiting = _bound(limits.max_waiting_blocks)
         self.max_waiting_bytes = _bound(limits.max_waiting_bytes)
         self.max_remembered = min(_bound(limits.max_remembered_blocks), 1 << 30)
         self.block_size_tokens = 0
-        self.foreign_groups = set()
         self.more, self.aliases, self.waiting_records, self.children = {}, {}, {}, {}
 
     def __dealloc__(self):
+        self.names.account = NULL  # the table may be gone already
         map_free(&self.names)
         free(self.nodes)
 
     def __len__(self):
         return self.names.used + len(self.waiting_records)
+
+    @property
+    def is_pristine(self):
+        learned = len(self) or self.block_size_tokens or self.groups is not None
+        return not learned and self.main_group is None
+
+    @property
+    def own_bytes(self):
+        own = self.names.bytes + self.node_room * sizeof(Remembered) + self.estimate
+        return own if self.groups is None else own + self.groups.own_bytes
 
     @property
     def waiting(self):
@@ -148,6 +166,9 @@ cdef class CompiledBlocks:
             self._add_copy(record, tier)
             tally.stored += 1
             return
+        if self._refuses_waiting(name):
+            tally.refused += 1
+            return
         tally.unresolved += 1
         waiting = self._waiting_record(name)
         waiting.add(tier, 1)
@@ -160,11 +181,15 @@ cdef class CompiledBlocks:
             self._add_copy(record, tier)
             tally.stored += 1
             return
+        if self._refuses_waiting(name):
+            tally.refused += 1
+            return
         tally.orphans += 1
         waiting = self._waiting_record(name)
         if waiting.payload is None:
             waiting.parent, waiting.payload = parent, payload
             self.waiting_bytes += len(payload)
+            self._charge(len(payload))
             self.children.setdefault(parent, {})[name] = None
         waiting.add(tier, 1)
         self._trim_waiting()
@@ -172,13 +197,16 @@ cdef class CompiledBlocks:
     cdef int _hold(self, object name, uint64_t key, uint32_t tier) except -1:
         cdef uint64_t word = self.hash.name(name)
         cdef uint8_t *record = map_find(&self.names, word)
-        if record == NULL and self.waiting_records and name in self.waiting_records:
-            self._settle(name, key)
+        if record == NULL and self.waiting_records and word in self.waiting_records:
+            self._settle(word, key)
             record = map_find(&self.names, word)
         elif record == NULL and <Py_ssize_t>self.names.used + len(self.waiting_records) >= self.max_blocks:
             self.counts.skipped += 1
             return 0
         if record == NULL:
+            if self.table.is_tight() and self._refuses(word, key):
+                self._refuse(1)
+                return 0
             self._add_record(word, key, 1 << _shift(tier))
         elif _key(record) == key:
             self._add_copy(record, tier)
@@ -186,8 +214,8 @@ cdef class CompiledBlocks:
             self.counts.skipped += 1
             return 0
         self.counts.stored += 1
-        if self.children and name in self.children:
-            self._settle_descendants(name, key)
+        if self.children and word in self.children:
+            self._settle_descendants(word, key)
         return 0
 
     cdef int _add_record(self, uint64_t word, uint64_t key, uint32_t tag) except -1:
@@ -201,6 +229,36 @@ cdef class CompiledBlocks:
             self._claim(key, IN_DEVICE)
         if _copies(tag, IN_CPU):
             self._claim(key, IN_CPU)
+        if key <= self.sample_last:
+            self.sample.note(key, word)
+            self.sample_last = self.sample.below - 1
+        if self.groups is not None and word in self.groups.awaited:
+            self.groups.settle(word, key)
+        return 0
+
+    cdef bint _refuses(self, uint64_t word, uint64_t key) except -1:
+        """The budget is tight: whether it refuses a new block, as `byte_budget` says. An endpoint at or
+        above the mean may still fill slots that are there."""
+        if self.table.is_full:
+            return True
+        if self.own_bytes * self.table.endpoints < self.table.of_endpoints:
+            return False
+        return not (map_has_room(&self.names, word) and map_has_room(&self.table.table.rows, key))
+
+    cdef bint _refuses_waiting(self, name) except -1:
+        if name in self.waiting_records or not self.table.is_full:
+            return False
+        self.refused += 1
+        return True
+
+    cdef int _refuse(self, Py_ssize_t blocks) except -1:
+        self.counts.refused += blocks
+        self.refused += blocks
+        return 0
+
+    cdef int _charge(self, Py_ssize_t bytes_) except -1:
+        self.estimate += bytes_
+        self.table.of_endpoints += <uint64_t>bytes_
         return 0
 
     cdef int _add_copy(self, uint8_t *record, uint32_t tier) except -1:
@@ -232,16 +290,16 @@ cdef class CompiledBlocks:
         waiting = self.waiting_records.get(name)
         if waiting is None:
             waiting = self.waiting_records[name] = _Waiting()
+            self._charge(WAITING_BYTES)
         return waiting
 
-    cdef int _settle(self, object name, uint64_t key) except -1:
+    cdef int _settle(self, uint64_t word, uint64_t key) except -1:
         """A waiting block's content is known now: claim the copies it already has."""
-        cdef _Waiting waiting = self.waiting_records[name]
-        cdef uint64_t word = self.hash.name(name)
+        cdef _Waiting waiting = self.waiting_records[word]
         cdef uint32_t tag = 0, tier
-        self._stop_waiting(name, waiting)
-        if map_find(&self.names, word) != NULL:  # two huge names with one 64-bit form: keep the first
-            return 0
+        self._stop_waiting(word, waiting)
+        if self.table.is_tight() and self._refuses(word, key):
+            return self._refuse(waiting.device + waiting.cpu)
         for tier in (IN_DEVICE, IN_CPU):
             copies = waiting.copies(tier)
             self.counts.stored += copies
@@ -269,6 +327,7 @@ cdef class CompiledBlocks:
 
     cdef int _stop_waiting(self, object name, _Waiting waiting) except -1:
         del self.waiting_records[name]
+        self._charge(-WAITING_BYTES - len(waiting.payload or b""))
         if waiting.payload is not None:
             self.waiting_bytes -= len(waiting.payload)
             siblings = self.children.get(waiting.parent)
@@ -299,9 +358,10 @@ cdef class CompiledBlocks:
             _flush(&self.counts, tally)
 
     cdef int _remove(self, object name, uint32_t tier) except -1:
-        cdef uint8_t *record = map_find(&self.names, self.hash.name(name))
+        cdef uint64_t word = self.hash.name(name)
+        cdef uint8_t *record = map_find(&self.names, word)
         if record == NULL:
-            return self._remove_waiting(name, tier) if self.waiting_records else 0
+            return self._remove_waiting(word, tier) if self.waiting_records else 0
         cdef uint32_t tag = map_tag(record), copies = _copies(tag, tier)
         if not copies:
             return 0
@@ -374,6 +434,7 @@ cdef class CompiledBlocks:
             nodes = <Remembered *>realloc(self.nodes, room * sizeof(Remembered))
             if nodes == NULL:
                 raise MemoryError
+            self.table.of_endpoints += (room - self.node_room) * sizeof(Remembered)
             self.nodes, self.node_room = nodes, room
         self.nodes_used += 1
         return self.nodes_used - 1
@@ -407,10 +468,21 @@ cdef class CompiledBlocks:
                 break
             self.table.drop(_key(record), self.slot, IN_DEVICE | IN_CPU)
             done += 1
-        if not self.names.used:
-            map_free(&self.names)
-            self.swept = map_cursor(0, 0)
+        if not len(self):
+            self.release()
         return done
+
+    def release(self):
+        """As in the reference."""
+        if self.groups is not None:
+            self.groups.release()
+        map_free(&self.names)
+        self.swept = map_cursor(0, 0)
+        free(self.nodes)
+        self.table.of_endpoints -= self.node_room * sizeof(Remembered)
+        self.nodes, self.node_room, self.nodes_used = NULL, 0, 0
+        self.spare_node = self.oldest = self.newest = NOWHERE
+        self._charge(-self.estimate)
 
     def held(self):
         """Every claim, once per engine hash and tier."""
@@ -448,6 +520,10 @@ cdef class CompiledBlocks:
         for tier, count in self.claims.items():
             require(count == sum(1 for claim in claims if claim[1] is tier), "claim count is off")
         require(sum(self.aliases.values()) == len(claims) - len(set(claims)), "aliases are off")
+        waits = WAITING_BYTES * len(self.waiting_records) + self.waiting_bytes
+        require(self.estimate == waits, "estimated bytes are off")
+        if self.groups is not None:
+            self.groups.check_integrity()
 
     def _remembered(self):
         cdef uint32_t node = self.oldest

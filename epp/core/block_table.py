@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from epp.core.byte_budget import ROW_BYTES, SET_BYTES, ByteBudget
 from epp.core.types import BlockKey, CacheTier
 
 LANES = 3  # bits a slot: device, CPU, any
@@ -45,7 +46,8 @@ class HolderSet:
 class BlockTable:
     """The table itself. One for all block sizes: keys of different sizes never meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 62) -> None:
+        self.budget = ByteBudget(max_bytes)
         self._rows: dict[BlockKey, HolderSet] = {}
         self._sets: dict[int, HolderSet] = {}
 
@@ -92,18 +94,24 @@ class BlockTable:
             self._replace(key, old, after)
 
     def _replace(self, key: BlockKey, old: HolderSet | None, bits: int) -> None:
+        budget = self.budget
+        if old is None:
+            budget.table_bytes += ROW_BYTES
         if bits:
             new = self._sets.get(bits)
             if new is None:
                 new = self._sets[bits] = HolderSet(bits)
+                budget.table_bytes += SET_BYTES
             new.blocks += 1
             self._rows[key] = new
         else:
             del self._rows[key]
+            budget.table_bytes -= ROW_BYTES
         if old is not None:
             old.blocks -= 1
             if not old.blocks:
                 del self._sets[old.bits]
+                budget.table_bytes -= SET_BYTES
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.
@@ -143,6 +151,8 @@ class BlockTable:
         for bits in expected.values():
             counts[bits] = counts.get(bits, 0) + 1
         require({bits: s.blocks for bits, s in self._sets.items()} == counts, "interned sets are off")
+        size = ROW_BYTES * len(self._rows) + SET_BYTES * len(self._sets)
+        require(self.budget.table_bytes == size, "table bytes are off")
         require(all(s is self._sets[s.bits] for s in self._rows.values()), "a set is not interned")
 
 

@@ -10,14 +10,19 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from engine_plugin.identity import EndpointId
-from epp.core.event_stream import EventStream, Step, StreamLimits
+from engine_plugin.salt import salt_forms
+from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
+from epp.core.event_stream import EventStream
 from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
-from epp.core.hashing import InvalidTokens
+from epp.core.hashing import Family, InvalidTokens, PromptKeys
+from epp.core.index_dump import DumpRefused
 from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
+from epp.core.speculation import SpeculationSettings, SpeculativeEntries
+from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
 
 _NO_DEPTHS = Depths()
@@ -43,6 +48,8 @@ class ViewCounters:
     replays: int = 0  # asked for, with whatever reason
     failed_replays: int = 0
     clears: int = 0
+    snapshots_confirmed: int = 0  # a sibling's view that the engine's replay agreed with
+    snapshots_refused: int = 0  # a sibling's view that was dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class ViewStats:
     counters: ViewCounters
     held_batches: int  # waiting for a replay to end
     last_event_s: float | None  # when the last batch came, on the caller's clock
+    speculative_entries: int = 0  # prompts sent there and not confirmed; overdue ones until swept
 
     @property
     def deaf(self) -> bool:
@@ -65,19 +73,40 @@ class ViewStats:
         return idle and lost > 0
 
 
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """What the view says of one prompt, and what `place` needs to remember where it went."""
+
+    matches: Mapping[EndpointId, PrefixMatch]
+    keys: Mapping[Family, PromptKeys] = field(default_factory=dict)  # empty without speculation
+
+
 @dataclass(slots=True)
 class _View:
     stream: EventStream
+    model: str = ""
     counters: ViewCounters = field(default_factory=ViewCounters)
     last_event_s: float | None = None
+    overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
 
 
 class CacheView:
     """Owns the index and one `EventStream` an endpoint. Calls for endpoints that were not added are
     harmless (events may still be on their way when one leaves): they change and claim nothing."""
 
-    def __init__(self, index: PrefixIndex, limits: StreamLimits | None = None) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        limits: StreamLimits | None = None,
+        speculation: SpeculationSettings | None = None,
+        salt_key: bytes | None = None,
+    ) -> None:
+        """`speculation` None: only what engines reported counts. `salt_key`: the pool's, where engines
+        publish salts as keyed digests (`engine_plugin.salt`); salts that other engines publish in clear
+        go on matching."""
         self._index = index
+        self._speculative = SpeculativeEntries(speculation) if speculation else None
+        self._salt_key = salt_key
         self._limits = limits or StreamLimits()
         self._views: dict[EndpointId, _View] = {}
 
@@ -85,12 +114,14 @@ class CacheView:
         """Start without a claim. `model` roots the keys of its blocks: give it where one picker
         serves several models; leave it out in a pool of one."""
         self._index.add_endpoint(endpoint, model)
-        self._views[endpoint] = _View(EventStream(has_replay, self._limits))
+        self._forget_speculation(endpoint)
+        self._views[endpoint] = _View(EventStream(has_replay, self._limits), model)
 
     def remove_endpoint(self, endpoint: EndpointId) -> None:
         """Forget the endpoint; idempotent."""
         if self._views.pop(endpoint, None) is not None:
             self._index.remove_endpoint(endpoint)
+            self._forget_speculation(endpoint)
 
     # --- what the shell reports -----------------------------------------------------------------
 
@@ -125,6 +156,10 @@ class CacheView:
             counters.unknown_events += batch.unknown_events
         if replayed:
             counters.replayed_batches += 1
+            if view.overlap is not None:
+                return self._perform(
+                    endpoint, view, self._on_overlap(endpoint, view, view.overlap, seq, batch)
+                )
             return self._perform(endpoint, view, view.stream.on_replayed(seq, batch))
         counters.live_batches += 1
         return self._perform(endpoint, view, view.stream.on_live(seq, batch))
@@ -142,7 +177,11 @@ class CacheView:
         counters = view.counters
         if step.clear:
             counters.clears += 1
+            if view.overlap is not None:
+                counters.snapshots_refused += 1
+                view.overlap = None
             self._index.clear(endpoint)
+            self._forget_speculation(endpoint)
         applied = self._apply(endpoint, view, step)
         if step.replay is not None:
             _count_replay(counters, step.replay)
@@ -166,20 +205,88 @@ class CacheView:
         counters.orphan_blocks += applied.orphan_blocks
         counters.unresolved_blocks += applied.unresolved_blocks
         counters.skipped_blocks += applied.skipped_blocks
+        if applied.clears:
+            self._forget_speculation(endpoint)
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
+
+    # --- views of siblings ----------------------------------------------------------------------
+
+    def export(self, endpoint: EndpointId) -> ExportedView | None:
+        """What a sibling can take over; None without a claim, or where no engine could confirm it."""
+        view = self._views.get(endpoint)
+        position = None if view is None else view.stream.position
+        return None if position is None else ExportedView(position, self._index.dump(endpoint))
+
+    def adopt(self, endpoint: EndpointId, exported: ExportedView) -> None:
+        """Take over a sibling's view of an endpoint that was just added. It claims nothing until the
+        engine's replay has confirmed it, and is dropped if the replay does not.
+
+        Raises:
+            AdoptionRefused: nothing was taken over; the endpoint's life goes on as without.
+        """
+        view = self._views.get(endpoint)
+        if view is None:
+            raise AdoptionRefused("unknown_endpoint")
+        if not exported.position.is_sound:
+            raise AdoptionRefused("position")
+        if not view.stream.can_adopt:
+            raise AdoptionRefused("started")
+        try:
+            self._index.restore(endpoint, exported.dump)
+        except DumpRefused as error:
+            raise AdoptionRefused(error.reason) from error
+        complete = exported.dump.complete
+        view.stream.adopt(replace(exported.position, exact=exported.position.exact and complete))
+        view.overlap = Overlap(complete)
+
+    def _on_overlap(
+        self, endpoint: EndpointId, view: _View, overlap: Overlap, seq: int, batch: EventBatch | None
+    ) -> Step:
+        stream = view.stream
+        if batch is not None and stream.next_seq is not None and seq < stream.next_seq:
+            overlap.hear(seq, batch)
+        step = stream.on_replayed(seq, batch)
+        if stream.unconfirmed or step.clear:
+            return step
+        if overlap.contradicts(self._index, endpoint):
+            return stream.refuse_adopted()
+        view.overlap = None
+        view.counters.snapshots_confirmed += 1
+        return step
 
     # --- what the picker asks -------------------------------------------------------------------
 
     def match(
         self, request: SchedulingRequest, endpoints: Iterable[EndpointId]
     ) -> dict[EndpointId, PrefixMatch]:
-        """How much of the prompt each endpoint holds. An endpoint without a claim, or that we do not
-        know, has `state.has_claim` False; a prompt without exact tokens matches nothing anywhere."""
+        """How much of the prompt each endpoint holds, as the engines reported it. An endpoint without a
+        claim, or that we do not know, has `state.has_claim` False; a prompt without exact tokens
+        matches nothing anywhere. Mutates nothing."""
         views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
-        claiming = [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
-        depths = self._depths(request, claiming)
+        return self._matches(views, self._depths(request, _claiming(views)), {})
+
+    def look_up(self, request: SchedulingRequest, endpoints: Iterable[EndpointId], now_s: float) -> LookUp:
+        """As `match`, with what is expected from requests just placed. That makes no endpoint known: one
+        without a claim has none."""
+        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
+        speculative = self._speculative
+        if speculative is None:
+            return LookUp(self._matches(views, self._depths(request, _claiming(views)), {}))
+        keys: dict[Family, PromptKeys] = {}
+        depths = self._depths(request, _claiming(views), keys)
+        expected: dict[EndpointId, int] = {}
+        for prompt in keys.values():
+            expected.update(speculative.expected(prompt, depths, now_s))
+        return LookUp(self._matches(views, depths, expected), keys)
+
+    def _matches(
+        self,
+        views: Mapping[EndpointId, _View | None],
+        depths: Mapping[EndpointId, Depths],
+        expected: Mapping[EndpointId, int],
+    ) -> dict[EndpointId, PrefixMatch]:
         matches: dict[EndpointId, PrefixMatch] = {}
         for endpoint, view in views.items():
             if view is None:
@@ -194,17 +301,61 @@ class CacheView:
                 cpu_blocks=found.cpu_blocks,
                 block_size_tokens=self._index.block_size_tokens(endpoint),
                 known_empty_start=stream.known_empty_start,
+                speculative_blocks=expected.get(endpoint, 0),
             )
         return matches
 
-    def _depths(self, request: SchedulingRequest, endpoints: list[EndpointId]) -> dict[EndpointId, Depths]:
+    def _depths(
+        self,
+        request: SchedulingRequest,
+        endpoints: list[EndpointId],
+        keys: dict[Family, PromptKeys] | None = None,
+    ) -> dict[EndpointId, Depths]:
         if request.token_ids is None or not endpoints:
             return {}
-        query = PrefixQuery(request.token_ids, request.lora_name, request.cache_salt)
+        forms = salt_forms(self._salt_key, request.cache_salt)
+        queries = [PrefixQuery(request.token_ids, request.lora_name, salt) for salt in forms]
         try:
-            return self._index.depths(query, endpoints)
+            # an engine publishes in one form, and finds nothing in the other; the first names the prompt
+            found = self._index.depths(queries[0], endpoints, keys)
+            others = [self._index.depths(query, endpoints) for query in queries[1:]]
         except InvalidTokens:  # ids that no engine could have: missing cache data is "no match"
             return {}
+        for other in others:
+            found = {endpoint: _deeper(depths, other[endpoint]) for endpoint, depths in found.items()}
+        return found
+
+    # --- where requests went --------------------------------------------------------------------
+
+    def place(self, decision_id: str, look_up: LookUp, endpoints: Iterable[EndpointId], now_s: float) -> None:
+        """The looked-up prompt goes to `endpoints`: expect it there, unless all of it is there already.
+        Only where a claim can confirm or deny it, and in blocks of the size that the engine has shown."""
+        if self._speculative is None or not look_up.keys:
+            return
+        placed = []
+        for endpoint in dict.fromkeys(endpoints):
+            view, match = self._views.get(endpoint), look_up.matches.get(endpoint, NO_MATCH)
+            if view is not None and match.state.has_claim:
+                keys = look_up.keys.get((view.model, match.block_size_tokens))
+                if keys is not None and match.blocks < len(keys):
+                    placed.append((endpoint, keys))
+        self._speculative.place(decision_id, placed, now_s)
+
+    def on_first_token(self, decision_id: str) -> None:
+        """The placed prompt was computed."""
+        if self._speculative is not None:
+            self._speculative.settle(decision_id)
+
+    def on_release(self, decision_id: str) -> None:
+        """The placed request has ended; without a first token, nothing is expected of it any more."""
+        if self._speculative is not None:
+            self._speculative.withdraw(decision_id)
+
+    def _forget_speculation(self, endpoint: EndpointId) -> None:
+        if self._speculative is not None:
+            self._speculative.forget(endpoint)
+
+    # --- what telemetry reads -------------------------------------------------------------------
 
     def state(self, endpoint: EndpointId) -> ClaimState:
         """UNKNOWN for endpoints that were not added."""
@@ -221,7 +372,20 @@ class CacheView:
             counters=view.counters,
             held_batches=view.stream.held_batches,
             last_event_s=view.last_event_s,
+            speculative_entries=self._speculative.entries(endpoint) if self._speculative else 0,
         )
+
+
+def _deeper(one: Depths, other: Depths) -> Depths:
+    return Depths(
+        max(one.blocks, other.blocks),
+        max(one.device_blocks, other.device_blocks),
+        max(one.cpu_blocks, other.cpu_blocks),
+    )
+
+
+def _claiming(views: Mapping[EndpointId, _View | None]) -> list[EndpointId]:
+    return [e for e, view in views.items() if view is not None and view.stream.state.has_claim]
 
 
 def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:

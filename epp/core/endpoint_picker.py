@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from engine_plugin.identity import EndpointId
-from epp.core.cache_view import CacheView
+from epp.core.cache_view import CacheView, LookUp
 from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import LoadLedger
+from epp.core.model_names import ModelNames
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
@@ -43,6 +44,7 @@ class PickerSettings:
     metrics_staleness_s: float = 2.0
     ledger_capacity: int = 4096
     pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
+    base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
 
     @property
     def pull_lease_s(self) -> float:
@@ -68,6 +70,7 @@ class EndpointPicker:
         self._metrics: dict[EndpointId, EndpointMetrics] = {}
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
+        self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
@@ -81,6 +84,10 @@ class EndpointPicker:
     @property
     def ledger(self) -> LoadLedger:
         return self._ledger
+
+    @property
+    def models(self) -> ModelNames:
+        return self._models
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -112,12 +119,14 @@ class EndpointPicker:
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.pop(endpoint_id, None)
+        self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
         """Latest scrape; ignored for an endpoint that has left the pool."""
         if endpoint_id in self._endpoints:
             self._metrics[endpoint_id] = metrics
+            self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
         self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float
@@ -139,7 +148,7 @@ class EndpointPicker:
             NoEndpoints: nothing can serve this request.
         """
         self.expire(now_s)
-        candidates = self._candidates(request, now_s)
+        look_up, candidates = self._candidates(request, now_s)
         context = ScheduleContext(request, now_s, random.Random(request.request_id))
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
@@ -147,7 +156,8 @@ class EndpointPicker:
         choice = self._sources.choose(request, candidates, computing, refused_peers)
         decision = _decision(decision_id, request, placement, computing, choice, refused_peers)
         report_by_s = now_s + self._settings.pull_lease_s
-        self._book(decision, request, report_by_s)
+        self._book(decision, request, computing, report_by_s)
+        self._cache.place(decision_id, look_up, (decision.computing, decision.destination.id), now_s)
         self._ring.add(decision, now_s, report_by_s=report_by_s)
         return decision
 
@@ -166,10 +176,14 @@ class EndpointPicker:
 
     def first_token(self, decision_id: str) -> None:
         self._ledger.first_token(decision_id)
+        self._cache.on_first_token(decision_id)
 
     def release(self, decision_id: str, outcome: Outcome | None = None) -> bool:
         """End a request in whatever way it ended. Idempotent: False if it was already released."""
         released = self._ledger.release(decision_id)
+        if outcome is not None and outcome.completed and outcome.status == 200:
+            self._cache.on_first_token(decision_id)  # it had one, also where the gateway shows no bodies
+        self._cache.on_release(decision_id)
         if released:
             self._ring.close(decision_id, outcome or Outcome())
         return released
@@ -188,13 +202,13 @@ class EndpointPicker:
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------
-    def _candidates(self, request: SchedulingRequest, now_s: float) -> list[Candidate]:
+    def _candidates(self, request: SchedulingRequest, now_s: float) -> tuple[LookUp, list[Candidate]]:
         pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
-        matches = self._cache.match(request, [e.id for e in pool])
-        return [self._row(e, now_s, matches.get(e.id, NO_MATCH)) for e in pool]
+        look_up = self._cache.look_up(request, [e.id for e in pool], now_s)
+        return look_up, [self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH)) for e in pool]
 
     def _row(self, endpoint: Endpoint, now_s: float, match: PrefixMatch = NO_MATCH) -> Candidate:
         metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
@@ -203,10 +217,15 @@ class EndpointPicker:
         return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
 
     def _book(
-        self, decision: SchedulingDecision, request: SchedulingRequest, pull_expires_at_s: float
+        self,
+        decision: SchedulingDecision,
+        request: SchedulingRequest,
+        computing: Candidate,
+        pull_expires_at_s: float,
     ) -> None:
+        """What another request is already booked for is not booked twice."""
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
-        uncached = request.prompt_tokens - decision.computing_cached_tokens - pulled
+        uncached = request.prompt_tokens - computing.match.expected_tokens - pulled
         self._ledger.book(
             decision.decision_id,
             serving=decision.destination.id,

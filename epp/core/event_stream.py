@@ -8,7 +8,8 @@ While a replay runs, live batches are held back (bounded) and follow it in order
 can never bring a removed block back (case S-C04). What a hole may have hidden are removals: if it
 cannot be filled, everything held of the endpoint is dropped. A replay starts one batch early where
 we remember that batch's digest: another digest there means another engine process. What was held
-back may then be the dead one's: it is dropped, as are batches behind a hole that the engine denies.
+back may then be the dead one's: it is dropped, as are batches behind a hole that the engine denies. A
+position adopted from a sibling is confirmed in the same way, from a few batches earlier on.
 
 Without a usable replay socket: no claim until the first store that resolves, then PARTIAL.
 The owner performs each `Step` (clear, then apply, then ask for a replay) before the next call.
@@ -16,71 +17,19 @@ The owner performs each `Step` (clear, then apply, then ask for a replay) before
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from dataclasses import dataclass, replace
 
 from epp.core.events import EventBatch, ReplayNeeded
+from epp.core.stream_position import MAX_OVERLAP_BATCHES, Digests, StreamPosition
+from epp.core.stream_step import DUPLICATE, HELD, NOTHING, Step, StreamLimits
 from epp.core.types import ClaimState
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """Bounds per endpoint."""
-
-    held_batches: int = 4_096  # live batches waiting for a replay; oldest dropped first (replayed again)
-    held_events: int = 262_144
-    digests: int = 8_192  # how far back a repeated batch is told from a restarted engine's
-    failed_replays: int = 3  # in a row, then the engine is treated as having no replay socket
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the owner has to do, in this order."""
-
-    clear: bool = False
-    apply: tuple[EventBatch, ...] = ()
-    replay: ReplayNeeded | None = None
-    duplicate: bool = False
-    held: bool = False
 
 
 @dataclass(slots=True)
 class _Replay:
-    from_seq: int
-    verify: bool  # the first batch must be the one we applied last
+    verify_seq: int | None  # must be repeated as we applied it; None: it was, or there is none
     progressed: bool = False  # brought at least one batch that we did not have
-
-
-class _Digests:
-    """Digests of the last applied batches, whose sequence numbers are contiguous."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.clear()
-
-    def clear(self) -> None:
-        self._ring = array("Q")
-        self._first = self._next = 0
-
-    def add(self, seq: int, digest: int) -> None:
-        if seq != self._next:
-            self.clear()
-            self._first = self._next = seq
-        if len(self._ring) < self._size:
-            self._ring.append(digest)
-        else:
-            self._ring[(seq - self._first) % self._size] = digest
-        self._next = seq + 1
-
-    def get(self, seq: int) -> int | None:
-        oldest = max(self._first, self._next - self._size)
-        return self._ring[(seq - self._first) % self._size] if oldest <= seq < self._next else None
-
-
-_NOTHING = Step()
-_DUPLICATE = Step(duplicate=True)
-_HELD = Step(held=True)
 
 
 class EventStream:
@@ -99,7 +48,8 @@ class EventStream:
         self._held: deque[tuple[int, EventBatch]] = deque()
         self._held_events = 0
         self._held_denied = False  # a replay ended short of them: they may be another process's
-        self._digests = _Digests(self._limits.digests)
+        self._digests = Digests(self._limits.digests)
+        self.unconfirmed = False  # a sibling's position, which the engine has not repeated yet
 
     @property
     def known_empty_start(self) -> bool:
@@ -110,18 +60,47 @@ class EventStream:
     def held_batches(self) -> int:
         return len(self._held)
 
+    # --- positions of siblings ------------------------------------------------------------------
+
+    @property
+    def position(self) -> StreamPosition | None:
+        """Where a sibling can go on; None without a claim, or where no engine could confirm it."""
+        if not self.state.has_claim or not self._replay_usable or not self._recognisable:
+            return None
+        assert self.next_seq is not None
+        return StreamPosition(self.next_seq, self._exact, self._digests.last(MAX_OVERLAP_BATCHES))
+
+    @property
+    def can_adopt(self) -> bool:
+        """Only before anything was heard: what this picker itself saw is never overwritten."""
+        return self._has_replay and self.state is ClaimState.UNKNOWN and self.next_seq is None
+
+    def adopt(self, position: StreamPosition) -> None:
+        """Go on from where a sibling stood; `can_adopt` must hold. Nothing is claimed before the
+        engine has repeated the last batch before it, and everything after it."""
+        first = position.next_seq - len(position.digests)
+        for at, digest in enumerate(position.digests):
+            self._digests.add(first + at, digest)
+        self.next_seq = position.next_seq
+        self._exact = position.exact
+        self.unconfirmed = True
+
+    def refuse_adopted(self) -> Step:
+        """What was adopted contradicts what the engine repeats: drop it, and hear the engine out."""
+        return self._begin(0, clear=True, reason="snapshot_refused")
+
     # --- the connection -------------------------------------------------------------------------
 
     def on_connect(self) -> Step:
         """The subscription is (again) in place; it may be another process than before."""
         self._down = False
         if self._replay is not None:
-            return _NOTHING  # begun after the last disconnect, so it already asks the right process
+            return NOTHING  # begun after the last disconnect, so it already asks the right process
         self._failed_replays = 0
         self._replay_usable = self._has_replay
         if self._replay_usable:
-            return self._resync("first_contact" if self.next_seq is None else "reconnect")
-        return self._forget() if self.next_seq is not None else _NOTHING
+            return self._resync(self._contact_reason)
+        return self._forget() if self.next_seq is not None else NOTHING
 
     def on_disconnect(self) -> Step:
         """Events may be missed from now on: no claim until the same process is heard again."""
@@ -129,24 +108,24 @@ class EventStream:
         self._replay = None
         self._drop_held()  # the next process must not inherit them; the same one replays them
         if not self._replay_usable:
-            return self._forget() if self.next_seq is not None else _NOTHING
+            return self._forget() if self.next_seq is not None else NOTHING
         if self.state.has_claim:
             self.state = ClaimState.SYNCING
-        return _NOTHING
+        return NOTHING
 
     # --- live batches ---------------------------------------------------------------------------
 
     def on_live(self, seq: int, batch: EventBatch | None) -> Step:
         """One batch from the subscription. None: it could not be decoded."""
         if self._down:
-            return _NOTHING  # late, of a process that may be gone; if it is not, it replays this one
+            return NOTHING  # late, of a process that may be gone; if it is not, it replays this one
         if not self._replay_usable:
             return self._on_live_unrepairable(seq, batch)
         if not self.state.has_claim:
             return self._on_live_syncing(seq, batch)
         assert self.next_seq is not None
         if seq < self.next_seq:
-            return _DUPLICATE if self._is_repeat(seq, batch) else self._restart(seq, batch)
+            return DUPLICATE if self._is_repeat(seq, batch) else self._restart(seq, batch)
         if seq == self.next_seq and batch is not None:
             self._accept(seq, batch)
             return Step(apply=(batch,))
@@ -157,16 +136,16 @@ class EventStream:
         if self._held and seq <= self._held[-1][0]:
             last_seq, last = self._held[-1]
             if batch is None or (seq == last_seq and batch.digest == last.digest):
-                return _DUPLICATE
+                return DUPLICATE
             return self._restart(seq, batch)
         self._hold(seq, batch)
         if self._replay is None:
-            return self._resync("first_contact" if self.next_seq is None else "reconnect")
-        return _HELD
+            return self._resync(self._contact_reason)
+        return HELD
 
     def _on_live_unrepairable(self, seq: int, batch: EventBatch | None) -> Step:
         if self.next_seq is not None and seq < self.next_seq and self._is_repeat(seq, batch):
-            return _DUPLICATE
+            return DUPLICATE
         clear = False
         if seq != self.next_seq or batch is None:
             clear = self.next_seq is not None
@@ -191,21 +170,23 @@ class EventStream:
         """One batch of the replay asked for last."""
         replay = self._replay
         if replay is None:
-            return _DUPLICATE
+            return DUPLICATE
         assert self.next_seq is not None
-        if seq == replay.from_seq and replay.verify:
-            replay.verify = False
-            same = batch is not None and batch.digest == self._digests.get(seq)
-            return _DUPLICATE if same else self._restart_from_zero()
+        if seq == replay.verify_seq:
+            if batch is None or batch.digest != self._digests.get(seq):
+                return self._restart_from_zero()
+            replay.verify_seq = None
+            self.unconfirmed = False
+            return DUPLICATE
         if seq < self.next_seq:
-            return self._restart_from_zero() if self._contradicts(seq, batch) else _DUPLICATE
+            return self._restart_from_zero() if self._contradicts(seq, batch) else DUPLICATE
         if seq > self.next_seq and replay.progressed and self._recognisable:
             return self._resync("gap")  # lost on the way, not gone: ask again
         # the engine's buffer does not reach back that far, or it holds a batch we cannot read
-        clear = seq > self.next_seq or batch is None or replay.verify
+        clear = seq > self.next_seq or batch is None or replay.verify_seq is not None
         if clear:
             self._forget_content()
-        replay.verify = False
+        replay.verify_seq = None
         replay.progressed = True
         if batch is None:
             self.next_seq = seq + 1
@@ -217,13 +198,13 @@ class EventStream:
         """The replay asked for last is over: end marker seen (`ok`), or failed."""
         replay = self._replay
         if replay is None:
-            return _NOTHING
+            return NOTHING
         if not ok:
             self._failed_replays += 1
             if self._failed_replays >= self._limits.failed_replays:
                 return self._go_on_without_replay()
             return self._begin(0, clear=True, reason="replay_failed")
-        if replay.verify:  # an engine that has forgotten its own last batch is another one
+        if replay.verify_seq is not None:  # an engine that has forgotten its own last batch is another one
             return self._restart_from_zero()
         return self._drain(replay)
 
@@ -277,9 +258,11 @@ class EventStream:
         if self.next_seq is None or self.next_seq == 0:
             return self._begin(0, clear=False, reason=reason)
         if self._recognisable:
-            self._replay = _Replay(self.next_seq - 1, verify=True)
+            last = self.next_seq - 1
+            from_seq = self._digests.oldest if self.unconfirmed else last
+            self._replay = _Replay(verify_seq=last)
             self.state = ClaimState.SYNCING
-            return Step(replay=ReplayNeeded(self.next_seq - 1, False, reason))
+            return Step(replay=ReplayNeeded(from_seq, False, reason))
         return self._begin(0, clear=True, reason=reason)
 
     def _begin(self, from_seq: int, *, clear: bool, reason: str) -> Step:
@@ -287,7 +270,8 @@ class EventStream:
         self.next_seq = from_seq
         self._exact = True  # until the replay turns out not to begin there
         self._digests.clear()
-        self._replay = _Replay(from_seq, verify=False)
+        self.unconfirmed = False
+        self._replay = _Replay(verify_seq=None)
         self.state = ClaimState.SYNCING
         return Step(clear=clear, replay=ReplayNeeded(from_seq, clear, reason))
 
@@ -311,7 +295,7 @@ class EventStream:
         return Step(clear=True)
 
     def _forget_content(self) -> None:
-        self._exact = False
+        self._exact = self.unconfirmed = False
         self._digests.clear()
 
     def _accept(self, seq: int, batch: EventBatch) -> None:
@@ -326,6 +310,12 @@ class EventStream:
         """A batch below our position that cannot come from the process we have followed."""
         known = self._digests.get(seq)
         return batch is not None and known is not None and batch.digest != known
+
+    @property
+    def _contact_reason(self) -> str:
+        if self.next_seq is None:
+            return "first_contact"
+        return "snapshot" if self.unconfirmed else "reconnect"
 
     @property
     def _recognisable(self) -> bool:

@@ -17,6 +17,10 @@ COMPILED, PURE = "compiled", "pure"
 
 
 class IndexMaker(Protocol):
+    """`scheme` names the way in which its indexes make keys: those of two schemes never meet."""
+
+    scheme: str
+
     def __call__(self, index_seed: bytes, limits: IndexLimits | None = None) -> PrefixIndex: ...
 
 
@@ -26,6 +30,10 @@ class IndexChoice(NamedTuple):
     implementation: str
     make: IndexMaker
     reason: str = ""
+
+    @property
+    def scheme(self) -> str:
+        return self.make.scheme
 
 
 def available_indexes() -> Mapping[str, IndexMaker]:

@@ -63,7 +63,8 @@ def choose_source(
     5 no servable block anywhere                   -> NO_HOLDER
     6 every holder is refused                      -> the reason of the deepest one
     7 the sampled holder is the computing endpoint -> LOCAL_BEST
-    8 it gains less than the delta                 -> BELOW_DELTA
+    8 it gains less than the delta                 -> BELOW_DELTA (speculative blocks count at the
+                                                      computing endpoint, never at a holder)
     9                                              -> PULL
     """
     delta, generation = policy.min_cached_token_delta, policy.generation
@@ -86,7 +87,8 @@ def choose_source(
     chosen = band.rows[sampled]
     servable_tokens = chosen.match.servable_tokens
     delta = selection.terms(chosen).min_cached_token_delta or 0
-    gain_tokens = servable_tokens - computing.match.cached_tokens
+    # what another request is bringing there counts: a second pull would move the same bytes again
+    gain_tokens = servable_tokens - computing.match.expected_tokens
     source, reason = None, SourceReason.PULL
     if chosen.endpoint.id == computing.endpoint.id:
         reason = SourceReason.LOCAL_BEST
@@ -157,7 +159,6 @@ class _Selection:
         limit = policy.max_inflight_pulls
         most = sys.maxsize if limit is None else limit
         counted = 1 if policy.inflight_awareness else 0
-        strict = policy.require_verified
         best = max(depths)
         rows: list[Candidate] = []
         weights: list[float] = []
@@ -166,9 +167,8 @@ class _Selection:
                 continue
             metrics, served = candidate.metrics, candidate.load.pulls_served
             info = metrics.info
-            if (info is None or info.pull_key is not key) and (  # interned
-                strict or (info is not None and key is not None)
-            ):
+            odd = info is None or info.pull_key is not key  # interned
+            if odd and (policy.require_verified or (info is not None and key is not None)):
                 return None
             if served >= most or candidate.endpoint.draining:
                 return None
@@ -235,7 +235,7 @@ class _Selection:
             return SourceReason.NO_THRESHOLD
         if terms.min_cached_token_delta == self._policy.min_cached_token_delta:
             return None
-        gain_tokens = depth - self._computing.match.cached_tokens
+        gain_tokens = depth - self._computing.match.expected_tokens
         return SourceReason.BELOW_DELTA if gain_tokens < terms.min_cached_token_delta else None
 
 

@@ -16,6 +16,9 @@ from typing import NewType
 from engine_plugin.identity import EndpointId
 
 BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
+# upper bounds of gaps between two pieces of output
+GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 EngineBlockHash = NewType("EngineBlockHash", int)  # the engine's own name of a block, opaque
 
 
@@ -100,6 +103,7 @@ class EndpointMetrics:
     kv_usage: float | None = None  # 0..1 of the device tier
     block_size_tokens: int | None = None
     info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
+    model_name: str | None = None  # the base model, under the first name it is served by
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
@@ -125,7 +129,9 @@ class PrefixMatch:
     """How much of one prompt an endpoint holds, contiguous from block 0, in blocks of its own size.
 
     `blocks` ORs the tiers per block; `device_blocks` and `cpu_blocks` are the contiguous prefix in
-    that tier alone (a peer can serve the CPU prefix). Meaningless unless `state.has_claim`.
+    that tier alone (a peer can serve the CPU prefix). `speculative_blocks` is how far the prompt is
+    expected here because another request with it was just sent; 0 unless that is beyond `blocks`.
+    Meaningless unless `state.has_claim`.
     """
 
     state: ClaimState = ClaimState.UNKNOWN
@@ -134,10 +140,24 @@ class PrefixMatch:
     cpu_blocks: int = 0
     block_size_tokens: int = 0
     known_empty_start: bool = False  # we saw this engine from its first event on
+    speculative_blocks: int = 0
 
     @property
     def cached_tokens(self) -> int:
+        """Tokens the engine has reported."""
         return self.blocks * self.block_size_tokens if self.state.has_claim else 0
+
+    @property
+    def expected_blocks(self) -> int:
+        """Confirmed or on their way, whichever reaches further: a lower bound of both together, since
+        speculative blocks may fill a hole in front of confirmed ones."""
+        return self.speculative_blocks if self.speculative_blocks > self.blocks else self.blocks
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens a request that runs here need not compute anew: for placement and for the computing
+        side of a pull, never for what a peer could serve."""
+        return self.expected_blocks * self.block_size_tokens if self.state.has_claim else 0
 
     @property
     def servable_tokens(self) -> int:
@@ -289,6 +309,15 @@ class PullReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputTiming:
+    """How a streamed answer's output was spread: from its first piece to its last, and the gaps between
+    pieces by the bounds in `GAP_BOUNDS_S` (counts, the last one without a bound)."""
+
+    first_to_last_s: float
+    gap_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended, as far as the gateway's stream shows it."""
 
@@ -299,3 +328,4 @@ class Outcome:
     cached_tokens: int | None = None
     ttft_s: float | None = None
     completed: bool = False
+    output: OutputTiming | None = None  # None: not streamed, or not readable

@@ -101,6 +101,7 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
         kv_usage=kv_usage,
         block_size_tokens=info.block_size_tokens if info else _cache_block_size(found, rank),
         info=info,
+        model_name=_model_name(found, rank),
     )
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
 
@@ -166,6 +167,13 @@ def _cache_block_size(found: Mapping[str, list[_Sample]], rank: int) -> int | No
         if len(sizes) == 1:
             return sizes.pop()
     return None
+
+
+def _model_name(found: Mapping[str, list[_Sample]], rank: int) -> str | None:
+    """Name of the base model, with which an engine labels its gauges; None where they do not agree."""
+    samples = next((found[name] for name in (*_RUNNING, *_WAITING) if name in found), ())
+    names = {sample.read_labels().get("model_name") for sample in _of_rank(samples, rank)}
+    return names.pop() or None if len(names) == 1 else None
 
 
 def _info_labels(samples: Sequence[_Sample], rank: int) -> dict[str, str]:

@@ -1,26 +1,39 @@
-"""What is learnt from a response while it passes: status, who served it, first token, usage.
+"""What is learnt from a response while it passes: status, who served it, moments of output, usage.
 
-Must not change, delay or keep what passes.
+Must not change, delay or keep what passes. A compressed answer is not decoded: its usage is unknown.
 """
 
 from __future__ import annotations
 
+import enum
+
 from epp.core.types import Outcome
 from epp.extproc import events as ev
-from epp.extproc.usage import FirstDataDetector, UsageScanner
+from epp.extproc.usage import OutputDetector, UsageScanner
+
+_DONE = b"data: [DONE]"  # ends an SSE answer; what stands before it in the same piece is not looked at
+
+
+class Output(enum.Enum):
+    """What a piece of an answer carried."""
+
+    NONE = enum.auto()
+    FIRST = enum.auto()
+    MORE = enum.auto()  # of a streamed answer
 
 
 class Answer:
     """One response. Sees every byte, holds a few KiB at most."""
 
-    __slots__ = ("_detector", "_first_token", "_scanner", "_served_by", "has_body", "status")
+    __slots__ = ("_detector", "_first_token", "_scanner", "_served_by", "encoded", "has_body", "status")
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.has_body = False
+        self.encoded = False
         self._served_by: str | None = None
         self._scanner = UsageScanner()
-        self._detector: FirstDataDetector | None = None
+        self._detector: OutputDetector | None = None
         self._first_token = False
 
     @property
@@ -32,18 +45,28 @@ class Answer:
         self.status = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else None
         self._served_by = event.served_by
         kind = (event.headers.first("content-type") or "").partition(";")[0].strip().lower()
-        self._detector = FirstDataDetector() if kind == "text/event-stream" else None
+        encodings = ",".join(event.headers.all("content-encoding")).lower().split(",")
+        self.encoded = any(name.strip() not in ("", "identity") for name in encodings)
+        streamed = kind == "text/event-stream" and not self.encoded
+        self._detector = OutputDetector() if streamed else None
 
-    def feed(self, body: bytes) -> bool:
-        """Look at the bytes; True where they are the first that carry output."""
+    def feed(self, body: bytes) -> Output:
+        """Look at the bytes. Of an answer that cannot be read, the first bytes are the first output."""
         if not body:
-            return False
+            return Output.NONE
         self.has_body = True
-        self._scanner.feed(body)
-        if self._first_token or (self.status is not None and not self.good):
-            return False
-        self._first_token = self._detector is None or self._detector.feed(body)
-        return self._first_token
+        if not self.encoded:
+            self._scanner.feed(body)
+        if self.status is not None and not self.good:
+            return Output.NONE
+        if self._first_token and (self._detector is None or body.startswith(_DONE)):
+            return Output.NONE
+        if self._detector is not None and not self._detector.feed(body):
+            return Output.NONE
+        if self._first_token:
+            return Output.MORE
+        self._first_token = True
+        return Output.FIRST
 
     def outcome(self, *, completed: bool) -> Outcome:
         usage = self._scanner.usage

@@ -229,6 +229,11 @@ class FirstToken:
     """The first byte of a good answer that carries output has just passed. At most once."""
 
 
+@dataclass(frozen=True, slots=True)
+class MoreTokens:
+    """A later piece of a streamed answer that carries output has just passed."""
+
+
 class Degradation(enum.Enum):
     """What the gateway's configuration keeps from us. The value is the sentence for the log."""
 
@@ -238,6 +243,10 @@ class Degradation(enum.Enum):
     NO_RESPONSE_BODY = (
         "the gateway sent no response body (response_body_mode NONE, or it left early): "
         "no token usage and no time to first token for such requests"
+    )
+    ENCODED_RESPONSE = (
+        "answers are compressed before they reach the gateway (content-encoding): no token usage for such "
+        "requests; have accept-encoding removed from requests"
     )
 
 
@@ -264,6 +273,7 @@ Action = (
     | SendResponseHeaders
     | SendImmediate
     | FirstToken
+    | MoreTokens
     | Degraded
     | Finished
 )

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -25,6 +25,7 @@ from epp.core.errors import PickerError
 from epp.core.types import Outcome
 from epp.extproc import events as ev
 from epp.extproc import mutations, wire
+from epp.extproc.output_clock import OutputClock
 from epp.extproc.phases import RequestPhase
 from epp.extproc.session import GatewayProtocolError, Session
 
@@ -158,7 +159,7 @@ class _Stream:
         self._context = context
         self._session = Session(max_body_bytes=service.limits.max_body_bytes)
         self._started_s = service.clock()
-        self._ttft_s: float | None = None
+        self._clock = OutputClock()
         self._reading: asyncio.Task[pb.ProcessingRequest] | None = None
         self._deciding: asyncio.Task[ev.Routing] | None = None
         self._routing: ev.Routing | None = None  # decided and not yet finished
@@ -207,6 +208,8 @@ class _Stream:
     def _note(self, action: ev.Action) -> bool:
         """Take what is not for the gateway; True if it was that."""
         match action:
+            case ev.MoreTokens():
+                self._clock.note(self._service.clock())
             case ev.FirstToken():
                 self._on_first_token()
             case ev.Finished(outcome):
@@ -218,7 +221,7 @@ class _Stream:
         return True
 
     def _on_first_token(self) -> None:
-        self._ttft_s = self._service.clock() - self._started_s
+        self._clock.note(self._service.clock())
         if self._routing is None:
             return
         try:
@@ -230,7 +233,7 @@ class _Stream:
         routing, self._routing = self._routing, None
         if routing is not None:
             self._stats.decisions_open -= 1
-            self._service.finish(routing.token, replace(outcome, ttft_s=self._ttft_s))
+            self._service.finish(routing.token, self._clock.timed(outcome, self._started_s))
 
     async def _write(self, action: ev.Action) -> None:
         if isinstance(action, ev.SendImmediate):

@@ -16,7 +16,7 @@ from typing import Final
 
 from epp.extproc import events as ev
 from epp.extproc import wire
-from epp.extproc.answer import Answer
+from epp.extproc.answer import Answer, Output
 from epp.extproc.phases import (
     REQUEST_TRANSITIONS,
     RESPONSE_TRANSITIONS,
@@ -204,6 +204,8 @@ class Session:
             return
         self._modes = event.modes or self._modes
         self._answer.begin(event)
+        if self._answer.good and self._answer.encoded:
+            yield ev.Degraded(ev.Degradation.ENCODED_RESPONSE)
         yield ev.SendResponseHeaders(self._response_edit)
         yield from self._finish_if_done()
 
@@ -214,8 +216,9 @@ class Session:
             yield from _pieces(ev.Direction.RESPONSE, event.body, end_of_stream=event.end_of_stream)
         else:
             yield ev.KeepBody(ev.Direction.RESPONSE)
-        if self._answer.feed(event.body):
-            yield ev.FirstToken()
+        output = self._answer.feed(event.body)
+        if output is not Output.NONE:
+            yield ev.FirstToken() if output is Output.FIRST else ev.MoreTokens()
         yield from self._finish_if_done()
 
     def _on_response_trailers(self, _: ev.ResponseTrailers) -> Iterator[ev.Action]:

@@ -1,4 +1,4 @@
-"""What an engine's answer tells as it passes: the first token's moment and the token usage.
+"""What an engine's answer tells as it passes: the moments of its output and the token usage.
 
 Incremental, in bounded memory and independent of how the bytes were cut: JSON and SSE look alike here,
 because inside a JSON string a quote is escaped, so the bytes `"usage"` + `:` can only be a key. Must
@@ -16,10 +16,17 @@ import orjson
 _KEY: Final = b'"usage"'
 _VALUE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{)?')
 _UNFINISHED_VALUE: Final = re.compile(rb'"usage"[ \t\r\n]*(:[ \t\r\n]*)?\Z')
-_DATA_LINE: Final = re.compile(rb"(?:\A|[\r\n])data:")
+# an SSE field that begins a line; an event's name counts once its line has ended
+_SSE_LINE: Final = re.compile(rb"(?:\A|[\r\n])(?:(data:)|event:[ \t]*([\w.]*)[ \t]*(?=[\r\n]))")
+# events that an engine sends before, or without, any output
+_QUIET_EVENTS: Final = frozenset(
+    (b"response.created", b"response.in_progress", b"response.queued", b"ping", b"error")
+)
 _LONGEST_OBJECT_BYTES: Final = 8_192  # a usage object is about 200 bytes
 _LONGEST_GAP_BYTES: Final = 64  # white space between key and value
-_DATA_OVERLAP_BYTES: Final = len(b"\ndata:") - 1
+_LONGEST_LINE_START_BYTES: Final = 64  # of a line that is not known yet: a quiet event's is shorter
+_MID_LINE: Final = b"."  # stands for what was before a cut, so that the rest of a line is no beginning
+MAX_COUNT: Final = 10**9  # tokens; more is no count
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +37,17 @@ class TokenUsage:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
+    def updated(self, later: TokenUsage) -> TokenUsage:
+        """A stream may report in parts: what `later` does not say stays."""
+        return TokenUsage(
+            _either(later.prompt_tokens, self.prompt_tokens),
+            _either(later.completion_tokens, self.completion_tokens),
+            _either(later.cached_tokens, self.cached_tokens),
+        )
+
 
 class UsageScanner:
-    """Finds the last `"usage": {...}` object of an answer. `feed` keeps at most a few KiB."""
+    """Finds the `"usage": {...}` objects of an answer; the last word counts. Keeps a few KiB at most."""
 
     __slots__ = ("_carry", "usage")
 
@@ -68,33 +83,47 @@ class UsageScanner:
         limit = start + _LONGEST_OBJECT_BYTES
         while (end := data.find(b"}", end, limit) + 1) > 0:
             try:
-                self.usage = _usage_of(orjson.loads(data[start:end]))
+                self.usage = self.usage.updated(_usage_of(orjson.loads(data[start:end])))
             except orjson.JSONDecodeError:
                 continue  # that brace closed an inner object, or stood in a string
             return end
         return None
 
 
-class FirstDataDetector:
-    """True once, when the first SSE `data:` line begins. Comments sent to keep a line open are none."""
+class OutputDetector:
+    """Tells of each piece of an SSE answer whether an event with output begins in it. Comments that keep
+    a line open carry none, nor do events that say that a request was accepted."""
 
-    __slots__ = ("_carry",)
+    __slots__ = ("_carry", "_quiet")
 
     def __init__(self) -> None:
         self._carry = b""
+        self._quiet = False
 
     def feed(self, chunk: bytes) -> bool:
         data = self._carry + chunk
-        if _DATA_LINE.search(data):
-            return True
-        self._carry = data if len(data) < _DATA_OVERLAP_BYTES else _tail(data)
-        return False
+        found = False
+        read = 0
+        for line in _SSE_LINE.finditer(data):
+            read = line.end()
+            if line[1] is None:
+                self._quiet = line[2] in _QUIET_EVENTS
+            else:
+                found = found or not self._quiet
+                self._quiet = False
+        self._carry = _line_start(data, read)
+        return found
 
 
-def _tail(data: bytes) -> bytes:
-    """Enough of the end to see a line begin across a cut, and never a false start of the stream."""
-    tail = data[-_DATA_OVERLAP_BYTES:]
-    return b"." + tail if not tail.startswith((b"\r", b"\n")) else tail
+def _line_start(data: bytes, read: int) -> bytes:
+    """The beginning of a line that is still to be known, with the line end before it."""
+    start = max(data.rfind(b"\n"), data.rfind(b"\r"), 0)
+    known = start < read or len(data) - start > _LONGEST_LINE_START_BYTES
+    return _MID_LINE if known else data[start:]
+
+
+def _either(later: int | None, earlier: int | None) -> int | None:
+    return earlier if later is None else later
 
 
 def _possible_key_start(data: bytes) -> bytes:
@@ -106,17 +135,29 @@ def _possible_key_start(data: bytes) -> bytes:
 
 
 def _usage_of(value: object) -> TokenUsage:
+    """Usage of the OpenAI APIs, of /v1/responses, and of Anthropic messages, whose input does not
+    count what was cached."""
     if not isinstance(value, dict):
         return TokenUsage()
-    details = value.get("prompt_tokens_details")
-    return TokenUsage(
-        prompt_tokens=_count(value.get("prompt_tokens")),
-        completion_tokens=_count(value.get("completion_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
-    )
+    if "input_tokens" not in value and "output_tokens" not in value:
+        return TokenUsage(
+            prompt_tokens=_count(value.get("prompt_tokens")),
+            completion_tokens=_count(value.get("completion_tokens")),
+            cached_tokens=_detail(value.get("prompt_tokens_details")),
+        )
+    prompt = _count(value.get("input_tokens"))
+    read = _count(value.get("cache_read_input_tokens"))
+    if prompt is not None:
+        prompt += (read or 0) + (_count(value.get("cache_creation_input_tokens")) or 0)
+    cached = _detail(value.get("input_tokens_details"))
+    return TokenUsage(prompt, _count(value.get("output_tokens")), read if cached is None else cached)
+
+
+def _detail(details: object) -> int | None:
+    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         return None
     return value

@@ -131,6 +131,7 @@ class _StoredFields(msgspec.Struct, gc=False):
     extra_keys: _Extra | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: _Text | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class _RemovedFields(msgspec.Struct, gc=False):
@@ -285,6 +286,7 @@ def _stored(wired: _StoredFields, position: int) -> BlockStored | None:
         has_extra_keys=wired.extra_keys is not None,
         group_kind=_group_kind(wired),
         group_idx=wired.group_idx,
+        group_window_tokens=wired.kv_cache_spec_sliding_window,
     )
 
 

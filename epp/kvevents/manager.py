@@ -148,6 +148,11 @@ class KvEventsManager:
         """Raises KeyError for an endpoint that was not added."""
         return self._sources[endpoint].counters
 
+    def source(self, endpoint: EndpointId) -> EventSource | None:
+        """Where the endpoint's events are heard; None for one that was not added."""
+        entry = self._sources.get(endpoint)
+        return None if entry is None else entry.source
+
     @property
     def backlog(self) -> int:
         """Messages received and not yet applied."""

@@ -36,6 +36,7 @@ from epp.kvevents.link import (
     ReplayFrames,
     SocketSettings,
 )
+from epp.kvevents.readiness import Readiness
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _IDLE_POLL_S = 1.0
 _FULL_POLL_S = 0.05  # while the loop is behind, if its wake-up should be lost
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Link:
     add: Add
     socket: zmq.Socket[bytes]
@@ -54,7 +55,7 @@ class _Link:
     up: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RunningReplay:
     replay: int
     socket: zmq.Socket[bytes]
@@ -81,49 +82,43 @@ class Receiver:
         self._links: dict[int, _Link] = {}
         self._lost: dict[int, tuple[Add, float]] = {}  # subscriptions to open again, and when
         self._replays: dict[int, _RunningReplay] = {}
+        self._ready = Readiness()
 
     def run(self) -> None:
         wake = self._context.socket(zmq.PAIR)
         try:
             wake.connect(WAKE_ADDRESS)
+            self._ready.add(wake, wake)
             while not self._stopping.is_set():
                 self._turn(wake)
         except Exception as error:  # task guard of the thread: without it the component dies in silence
             log.exception("the KV event thread failed")
             self._hand_over.put(ReceiverFailed(type(error).__name__), 0)
         finally:
-            wake.close(0)
             for replay in list(self._replays):
                 self._close_replay(replay)
             for link in list(self._links):
                 self._close_link(link)
+            self._ready.close()
+            wake.close(0)
 
     def _turn(self, wake: zmq.Socket[bytes]) -> None:
         """One wait, and what came of it."""
-        full = self._hand_over.is_full()
-        poller = zmq.Poller()
-        poller.register(wake, zmq.POLLIN)
-        if not full:
-            for link in self._links.values():
-                poller.register(link.monitor, zmq.POLLIN)
-                poller.register(link.socket, zmq.POLLIN)
-            for running in self._replays.values():
-                poller.register(running.socket, zmq.POLLIN)
-        started_s = time.monotonic()
-        ready = dict(poller.poll(int(self._wait_s(full, started_s) * 1000) + 1))
-        if full:  # time in which we did not listen is not the peers' silence
+        _drain(wake)  # before the look at the commands: a wake-up after that ends the wait
+        full, started_s = self._hand_over.is_full(), time.monotonic()
+        wait_s = self._wait_s(full, started_s)
+        if full:
+            wake.poll(int(wait_s * 1000) + 1)
+            # time in which we did not listen is not the peers' silence
             self._extend_replays(time.monotonic() - started_s)
-        if wake in ready:
-            _drain(wake)
-        for link in list(self._links.values()):
-            # also before the first data: the state of a connection comes ahead of what it brings
-            if link.monitor in ready or (link.socket in ready and not link.up):
-                self._read_monitor(link)
-            if link.socket in ready and not link.socket.closed:
-                self._read_link(link)
-        for running in list(self._replays.values()):
-            if running.socket in ready:
-                self._read_replay(running)
+        for owner in [] if full else self._ready.wait(wait_s):
+            if isinstance(owner, _Link):
+                # also before the first data: the state of a connection comes ahead of what it brings
+                self._read_monitor(owner)
+                if not owner.socket.closed:
+                    self._read_link(owner)
+            elif isinstance(owner, _RunningReplay) and not owner.socket.closed:
+                self._read_replay(owner)
         self._end_late_replays()
         self._reopen_lost()
         while self._commands:
@@ -142,7 +137,7 @@ class Receiver:
 
     def _read_monitor(self, link: _Link) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            if not link.monitor.poll(0):
+            if not int(link.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
             up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -252,6 +247,8 @@ class Receiver:
         except zmq.ZMQError:
             _close(link)
             raise
+        self._ready.add(socket, link)
+        self._ready.add(monitor, link)
         return link
 
     def _ask_replay(self, command: Replay) -> _RunningReplay:
@@ -263,21 +260,26 @@ class Receiver:
             socket.close(0)
             raise
         now_s = time.monotonic()
-        return _RunningReplay(
+        running = _RunningReplay(
             command.replay,
             socket,
             deadline_s=now_s + self._settings.replay_deadline_s,
             idle_at_s=now_s + self._settings.replay_idle_s,
         )
+        self._ready.add(socket, running)
+        return running
 
     def _close_link(self, number: int) -> None:
         link = self._links.pop(number, None)
         if link is not None:
+            self._ready.remove(link.socket)
+            self._ready.remove(link.monitor)
             _close(link)
 
     def _close_replay(self, number: int) -> None:
         running = self._replays.pop(number, None)
         if running is not None:
+            self._ready.remove(running.socket)
             running.socket.close(0)
 
 

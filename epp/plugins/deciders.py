@@ -28,7 +28,8 @@ class PrefixBasedDecider:
     """Split when the decode endpoint would have to compute at least `non_cached_tokens` of the prompt.
 
     Thresholds are in tokens, so prompts shorter than a block follow the same rule (case S-B11). An
-    endpoint without a cache claim counts as holding nothing.
+    endpoint without a cache claim counts as holding nothing; what is expected there from a request just
+    sent counts.
     """
 
     name: str
@@ -39,4 +40,4 @@ class PrefixBasedDecider:
         prompt_tokens = context.request.prompt_tokens
         if self.non_cached_tokens == 0 or prompt_tokens < self.prompt_tokens:
             return False
-        return prompt_tokens - decode.match.cached_tokens >= self.non_cached_tokens
+        return prompt_tokens - decode.match.expected_tokens >= self.non_cached_tokens

@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from epp.plugins.parameters import MAX_TOKENS, Parameters, Weight
+from epp.plugins.parameters import MAX_TOKENS, DurationS, Parameters, Weight
+
+MAX_SPECULATIVE_TTL_S = 3_600.0
 
 
 class TokenProcessorConfig(Parameters):
@@ -55,6 +57,10 @@ class PrecisePrefixCacheProducerParameters(Parameters):
     token_processor_config: TokenProcessorConfig = Field(default_factory=TokenProcessorConfig)
     indexer_config: IndexerConfig = Field(default_factory=IndexerConfig)
     kv_events_config: KvEventsConfig = Field(default_factory=KvEventsConfig)
+    speculative_indexing: bool = False  # expect a routed prompt's blocks before events confirm them
+    speculative_ttl: DurationS = Field(
+        default=2.0, alias="speculativeTTL", gt=0.0, le=MAX_SPECULATIVE_TTL_S
+    )  # written "2s"; how long an unconfirmed entry counts
 
 
 class P2PSourceProducerParameters(Parameters):
@@ -69,6 +75,7 @@ class LocalTokenizerParameters(Parameters):
 
 class TokenProducerParameters(Parameters):
     model_name: str | None = None
+    served_model_names: list[str] = Field(default_factory=list)  # aliases of the base model, no adapters
     local: LocalTokenizerParameters | None = None
 
 

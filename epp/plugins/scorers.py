@@ -44,7 +44,8 @@ class PrefixCacheScorer:
     """`w*min(1, tokens/scale)^2 + (1-w)*match/total`; match is tier weighted.
 
     Blocks beyond the device prefix count with the CPU weight, so a device block behind a hole
-    counts as CPU: the index reports prefixes, not maps.
+    counts as CPU: the index reports prefixes, not maps. Speculative blocks beyond those count as
+    device blocks: that is where they are being computed.
     """
 
     name: str
@@ -62,9 +63,10 @@ class PrefixCacheScorer:
         total_blocks = prompt_tokens // match.block_size_tokens if match.block_size_tokens else 0
         if total_blocks == 0:
             return 0.0
+        expected = match.expected_blocks
         beyond = match.blocks - match.device_blocks
-        weighted = match.device_blocks * self.weights.device + beyond * self.weights.cpu
-        length = min(1.0, match.cached_tokens / self.length_scale_tokens) ** 2
+        weighted = (expected - beyond) * self.weights.device + beyond * self.weights.cpu
+        length = min(1.0, expected * match.block_size_tokens / self.length_scale_tokens) ** 2
         return self.length_weight * length + (1 - self.length_weight) * weighted / total_blocks
 
 

@@ -77,6 +77,7 @@ def _candidate_json(scored: ScoredCandidate) -> Json:
     match = row.match
     return address_json(row.endpoint) | {
         "cached_tokens": match.cached_tokens,
+        "expected_tokens": match.expected_tokens,  # with what is on its way there
         "device_tokens": match.device_blocks * match.block_size_tokens if match.state.has_claim else 0,
         "servable_tokens": match.servable_tokens,
         "state": match.state.value,
@@ -110,6 +111,7 @@ def _row_json(row: Candidate) -> Json:
         "blocks": match.blocks,
         "device_blocks": match.device_blocks,
         "cpu_blocks": match.cpu_blocks,
+        "speculative_blocks": match.speculative_blocks,
         "block_size": match.block_size_tokens,
         "waiting": row.metrics.waiting_requests,
         "inflight": row.load.requests,
@@ -190,6 +192,7 @@ def _read_row(row: Mapping[str, Any]) -> Candidate:
         int(row["device_blocks"]),
         int(row["cpu_blocks"]),
         int(row["block_size"]),
+        speculative_blocks=int(row["speculative_blocks"]),
     )
     waiting = None if row["waiting"] is None else float(row["waiting"])
     metrics = EndpointMetrics(waiting_requests=waiting, info=_read_engine(row["engine"]))

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.telemetry.request_metrics import RequestMetrics
 from epp.thresholds.in_force import ThresholdState
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class PickerMetrics:
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
+        self.request = RequestMetrics(registry)
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
@@ -182,6 +184,11 @@ class PoolCollector(Collector):
             labels=["endpoint", "state"],
         )
         blocks = GaugeMetricFamily("kvpull_epp_index_blocks", "Blocks indexed.", labels=["endpoint", "tier"])
+        speculative = GaugeMetricFamily(
+            "kvpull_epp_speculative_entries",
+            "Prompts sent there whose blocks are not confirmed; overdue ones until they are swept.",
+            labels=["endpoint"],
+        )
         deaf = GaugeMetricFamily(
             "kvpull_epp_endpoint_deaf", "1: sends events, none could be applied.", labels=["endpoint"]
         )
@@ -193,11 +200,12 @@ class PoolCollector(Collector):
             for value in ClaimState:
                 state.add_metric([name, value.value], float(stats.state is value))
             deaf.add_metric([name], float(stats.deaf))
+            speculative.add_metric([name], stats.speculative_entries)
             blocks.add_metric([name, "device"], stats.index.device_blocks)
             blocks.add_metric([name, "cpu"], stats.index.cpu_blocks)
             for outcome, count in asdict(stats.counters).items():
                 events.add_metric([name, outcome], count)
-        yield from (state, blocks, deaf, events)
+        yield from (state, blocks, speculative, deaf, events)
 
     def _thresholds(self) -> Iterator[Metric]:
         current, policy = self._threshold_state(), self._picker.sources.policy()

@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from engine_plugin.identity import EndpointId
+from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import EVERYWHERE, PullSettings, PullThresholds, Scope
 from epp.core.types import Outcome
 from epp.debug import build_debug_app
@@ -87,6 +88,24 @@ async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> Non
     assert 'kvpull_epp_index_blocks{endpoint="b/0",tier="cpu"} 200.0' in text
     assert r'kvpull_epp_peer_refused_total{endpoint="a/0",peer="peer\nforged",reason="seed_fp"} 2.0' in text
     assert "llm_d_epp_ready_endpoints 3.0" in text
+
+
+async def test_speculative_entries_are_counted() -> None:
+    pool = Pool(speculation=SpeculationSettings())
+    pool.hold("b", blocks=100)
+    decision = pool.ask()
+    registry = CollectorRegistry()
+    registry.register(PoolCollector(pool.picker, ThresholdState, PeerRefusals(), clock=lambda: 0.0))
+    app = build_debug_app(pool.picker, registry, ThresholdState, TOKEN)
+    async with TestClient(TestServer(app)) as client:
+        assert 'speculative_entries{endpoint="b/0"} 1.0' in await (await client.get("/metrics")).text()
+        assert pool.ask("r2").destination == decision.destination
+        answer = await client.get("/debug/kvpull/decisions/r2", headers=AUTH)
+        rows = {row["pod"]: row for row in (await answer.json())["candidates"]}
+        assert (rows["b"]["cached_tokens"], rows["b"]["expected_tokens"]) == (1600, 3200)
+        for decision_id in ("d1", "d2"):
+            pool.picker.release(decision_id)
+        assert 'speculative_entries{endpoint="b/0"} 0.0' in await (await client.get("/metrics")).text()
 
 
 async def test_without_a_token_there_are_no_debug_pages(pool: Pool) -> None:

@@ -14,9 +14,9 @@ import zmq.asyncio
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.event_stream import StreamLimits
 from epp.core.events import BatchResult, EventBatch
-from epp.core.prefix_index import PythonPrefixIndex
+from epp.core.prefix_index import PrefixIndex, PythonPrefixIndex
+from epp.core.stream_step import StreamLimits
 from epp.core.types import PrefixMatch, SchedulingRequest
 from epp.kvevents.codec import END_OF_REPLAY
 from epp.kvevents.link import EventSource, SocketSettings
@@ -176,8 +176,8 @@ async def _unbind(socket: Any, port: int) -> None:
 class WatchedView(CacheView):
     """The real view, which tells whoever waits that it was called."""
 
-    def __init__(self, limits: StreamLimits | None = None) -> None:
-        super().__init__(PythonPrefixIndex(b"i" * 16), limits)
+    def __init__(self, limits: StreamLimits | None = None, index: PrefixIndex | None = None) -> None:
+        super().__init__(PythonPrefixIndex(b"i" * 16) if index is None else index, limits)
         self._changed = asyncio.Event()
         self.depths_seen: list[int] = []
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine_plugin.identity import EndpointId
-from epp.core.event_stream import StreamLimits
+from epp.core.stream_step import StreamLimits
 from epp.core.types import ClaimState
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
 from tests.integration.kvevents.rig import (

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from epp import cli
+from epp import cli, key_files
+from epp.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,47 @@ def test_a_start_that_cannot_be_is_a_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("epp:9004", ("epp", 9004)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[fd00::1]:9004", ("fd00::1", 9004))],
+)
+def test_addresses(text: str, value: tuple[str, int]) -> None:
+    assert cli.host_port(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "epp", ":1", "epp:", "epp:0", "epp:70000", "fd00::1:9004", "a b:1", "u@h:1"]
+)
+def test_refused_addresses(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        cli.host_port(text)
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-1", "x", "9" * 40])
+def test_refused_snapshot_limits(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        cli.snapshot_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "flag", "content", "said"),
+    [
+        (key_files.salt_key, "--salt-key-file", b"short", "at least 16"),
+        (key_files.routing_key, "--routing-key-file", b"short", "at least 16"),
+        (key_files.index_seed, "--index-seed-file", b"not hex", "not hex digits"),
+        (key_files.index_seed, "--index-seed-file", b"00ff", "2 bytes, 16 are needed"),
+        (key_files.debug_token, "--debug-token-file", b"\n", "is empty"),
+    ],
+)
+def test_unusable_key_files_are_named_and_not_shown(read, flag, content, said, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as refused:
+        read(path)
+    assert str(refused.value).startswith(f"{flag} {path}")
+    path.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        read(path)
+    assert read(None) is None

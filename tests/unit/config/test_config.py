@@ -9,6 +9,7 @@ import pytest
 from epp.config import load_config, parse_config
 from epp.core.disagg import DisaggProfileHandler, SingleProfileHandler
 from epp.core.errors import ConfigError
+from epp.core.speculation import SpeculationSettings
 from epp.plugins.scorers import PrefixCacheScorer, TierWeights
 from tests.unit.sidecar.hostile_yaml import HOSTILE
 
@@ -209,3 +210,42 @@ def test_a_plugin_twice_in_a_profile_is_refused() -> None:
         ConfigError, match=r"schedulingProfiles\[0\] \(default\): queue-scorer is listed twice"
     ):
         parse_config(twice)
+
+
+def with_speculation(text: str) -> str:
+    changed = BASE.replace("    tokenProcessorConfig:", f"    {text}\n    tokenProcessorConfig:")
+    assert changed != BASE
+    return changed
+
+
+def test_speculative_indexing_is_off_unless_switched_on() -> None:
+    assert parse_config(BASE).speculation is None
+    assert parse_config(with_speculation('speculativeTTL: "5s"')).speculation is None
+    assert parse_config(with_speculation("speculativeIndexing: true")).speculation == SpeculationSettings(2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_s"), [("500ms", 0.5), ("2s", 2.0), ("1m30s", 90.0), ("1.5s", 1.5), ("1h", 3_600.0)]
+)
+def test_the_speculative_time_to_live_is_a_duration(text: str, ttl_s: float) -> None:
+    both = with_speculation(f"speculativeIndexing: true\n    speculativeTTL: {text}")
+    assert parse_config(both).speculation == SpeculationSettings(ttl_s)
+
+
+@pytest.mark.parametrize("value", ["0s", "-1s", "2", "2.0", "''", "2 s", "2s2", "2d", "61m", "null", "true"])
+def test_a_time_to_live_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"parameters: speculativeTTL: "):
+        parse_config(with_speculation(f"speculativeTTL: {value}"))
+
+
+@pytest.mark.parametrize("value", ["1", "'true'", "null"])
+def test_the_switch_of_speculation_is_a_boolean(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"parameters: speculativeIndexing: "):
+        parse_config(with_speculation(f"speculativeIndexing: {value}"))
+
+
+def test_names_of_the_base_model() -> None:
+    assert parse_config(BASE).settings.base_models == ()
+    producer = "- type: token-producer\n  parameters: {modelName: org/m, servedModelNames: [m, alias]}\n"
+    config = parse_config(BASE.replace("plugins:\n", "plugins:\n" + producer, 1))
+    assert config.settings.base_models == ("org/m", "m", "alias")

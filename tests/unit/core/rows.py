@@ -48,6 +48,7 @@ def candidate(
     *,
     blocks: int = 0,
     cpu: int | None = None,
+    speculative: int = 0,
     device: int | None = None,
     state: ClaimState = ClaimState.LIVE,
     waiting: float | None = 0.0,
@@ -65,7 +66,12 @@ def candidate(
         EndpointMetrics(0.0, waiting, 0.0, usage, block_tokens, engine),
         InflightLoad(requests=requests, pulls_served=pulls),
         PrefixMatch(
-            state, blocks, blocks if device is None else device, blocks if cpu is None else cpu, block_tokens
+            state,
+            blocks,
+            blocks if device is None else device,
+            blocks if cpu is None else cpu,
+            block_tokens,
+            speculative_blocks=speculative,
         ),
     )
 

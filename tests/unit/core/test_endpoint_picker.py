@@ -15,6 +15,7 @@ from epp.core.events import BlockStored, EventBatch
 from epp.core.prefix_index import PythonPrefixIndex
 from epp.core.scheduler import Profile
 from epp.core.source_selector import SourceProducer
+from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import PullSettings, everywhere
 from epp.core.types import (
     CacheTier,
@@ -52,8 +53,11 @@ SETTINGS = PickerSettings(
 class Pool:
     """A picker over endpoints a, b, c whose event streams are all live and empty."""
 
-    def __init__(self, settings: PickerSettings = SETTINGS) -> None:
-        self.picker = EndpointPicker(settings, CacheView(PythonPrefixIndex(bytes(16))))
+    def __init__(
+        self, settings: PickerSettings = SETTINGS, speculation: SpeculationSettings | None = None
+    ) -> None:
+        index = PythonPrefixIndex(bytes(16))
+        self.picker = EndpointPicker(settings, CacheView(index, speculation=speculation))
         self.count = 0
         for number, pod in enumerate("abc"):
             self.add(pod, number)

@@ -57,7 +57,12 @@ def info_line(value: str = "1", **changes: str | None) -> str:
 def test_a_recorded_vllm_page() -> None:
     page = RECORDED.read_bytes()
     assert parse_metrics(page, scraped_at_s=3.0).metrics == EndpointMetrics(
-        scraped_at_s=3.0, waiting_requests=0.0, running_requests=0.0, kv_usage=0.0, block_size_tokens=32
+        scraped_at_s=3.0,
+        waiting_requests=0.0,
+        running_requests=0.0,
+        kv_usage=0.0,
+        block_size_tokens=32,
+        model_name="m",
     )
     busy = page.replace(b'running{engine="0",model_name="m"} 0.0', b'running{engine="0",model_name="m"} 7.0')
     assert busy != page
@@ -78,7 +83,7 @@ def test_sglang_names() -> None:
         'sglang:token_usage{model_name="m"} 0.75\n'
         'sglang:cache_config_info{page_size="64",num_pages="9"} 1.0\n'
     )
-    assert read(page) == EndpointMetrics(12.5, 4.0, 5.0, 0.75, 64)
+    assert read(page) == EndpointMetrics(12.5, 4.0, 5.0, 0.75, 64, model_name="m")
 
 
 @pytest.mark.parametrize(
@@ -329,3 +334,27 @@ def check(page: bytes, rank: int) -> None:
         assert value is None or 0.0 <= value < float("inf")
     assert result.metrics.kv_usage is None or 0.0 <= result.metrics.kv_usage <= 1.0
     assert result.metrics.block_size_tokens is None or result.metrics.block_size_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        (gauges("1"), "m"),
+        ('vllm:num_requests_running{engine="0"} 1\n', None),
+        ('vllm:num_requests_running{engine="0",model_name=""} 1\n', None),
+        ('vllm:num_requests_waiting{model_name="only-waiting"} 1\n', "only-waiting"),
+        ('sglang:num_running_reqs{model_name="org/model"} 1\n', "org/model"),
+        (
+            'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 1\n',
+            None,
+        ),
+        (
+            'vllm:num_requests_running{engine="1",model_name="b"} 1\n'
+            'vllm:num_requests_running{engine="0",model_name="a"} 1\n',
+            "a",
+        ),
+        ("", None),
+    ],
+)
+def test_the_base_model_is_read_from_the_gauges(page: str, name: str | None) -> None:
+    assert read(page).model_name == name

@@ -97,3 +97,24 @@ async def test_a_gateway_that_leaves_during_any_write_leaves_no_decision_open(le
     service, handler, _ = await run(leaves_at)
     assert handler.finished_tokens == ["r1"]
     assert service.stats.decisions_open == service.stats.streams_open == 0
+
+
+async def test_times_of_a_streamed_answer_reach_the_handler() -> None:
+    """On a clock that moves by one second whenever it is read."""
+    seconds = iter(range(1000))
+    handler = RecordingHandler()
+    service = ExtProcService(handler, clock=lambda: float(next(seconds)))
+    request, body, headers, _ = conversation()
+    headers.response_headers.headers.headers.add(key="content-type", raw_value=b"text/event-stream")
+    pieces = []
+    for text in (b"data: 1\n\n", b"data: 2\n\n", b": quiet\n\n", b"data: 3\n\n"):
+        piece = pb.ProcessingRequest()
+        piece.response_body.body = text
+        pieces.append(piece)
+    pieces[-1].response_body.end_of_stream = True
+    await service.process(None, LeavingGateway([request, body, headers, *pieces], None))
+    (outcome,) = handler.outcomes
+    assert outcome.ttft_s == 1.0
+    assert outcome.output is not None
+    assert outcome.output.first_to_last_s == 2.0
+    assert sum(outcome.output.gap_counts) == 2

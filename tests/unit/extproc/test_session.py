@@ -64,7 +64,7 @@ class Exchange:
             if isinstance(action, ev.NeedDecision):
                 self.needs.append(action)
                 self.undecided = action
-            elif isinstance(action, ev.FirstToken | ev.Finished | ev.Degraded):
+            elif isinstance(action, ev.FirstToken | ev.MoreTokens | ev.Finished | ev.Degraded):
                 self.notes.append(action)
             else:
                 self.gateway.take(action)
@@ -336,6 +336,55 @@ def test_s_a08_first_token_is_the_first_data_line_not_a_comment() -> None:
     assert not only(it.receive(ev.ResponseBody(b": keep-alive\n\n: data: no\n\nda")), ev.FirstToken)
     assert only(it.receive(ev.ResponseBody(b"ta: {}\n\n")), ev.FirstToken)
     assert not only(it.receive(ev.ResponseBody(b"data: {}\n\n")), ev.FirstToken)
+
+
+def test_later_pieces_with_output_are_told_and_the_end_marker_is_none() -> None:
+    it = forwarded()
+    it.receive(SSE)
+    told = [
+        [
+            type(action)
+            for action in it.receive(ev.ResponseBody(piece))
+            if not isinstance(action, ev.SendBodyPiece)
+        ]
+        for piece in (b"data: 1\n\n", b": still there\n\n", b"data: 2\n\ndata: 3\n\n", b"data: [DONE]\n\n")
+    ]
+    assert told == [[ev.FirstToken], [], [ev.MoreTokens], []]
+
+
+def test_a_whole_answer_is_one_moment() -> None:
+    it = forwarded()
+    it.receive(ev.ResponseHeaders(ev.Headers.of((":status", "200"), ("content-type", "application/json"))))
+    assert only(it.receive(ev.ResponseBody(b'{"data: 1')), ev.FirstToken)
+    later = it.receive(ev.ResponseBody(b'\ndata: 2"}'))
+    assert not only(later, ev.FirstToken)
+    assert not only(later, ev.MoreTokens)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, zstd"])
+def test_a_compressed_answer_is_passed_on_and_counted_as_unreadable(encoding: str) -> None:
+    """No usage is guessed, even where the bytes happen to look like one."""
+    it = forwarded()
+    headers = ev.Headers.of(
+        (":status", "200"), ("content-type", "text/event-stream"), ("content-encoding", encoding)
+    )
+    noted = it.receive(ev.ResponseHeaders(headers))
+    assert only(noted, ev.Degraded) == [ev.Degraded(ev.Degradation.ENCODED_RESPONSE)]
+    first = it.receive(ev.ResponseBody(b"\x1f\x8b"))
+    assert only(first, ev.FirstToken)  # the best that can be said
+    done = it.receive(ev.ResponseBody(b'"usage":{"prompt_tokens":5}', True))
+    outcome = finish_of(done).outcome
+    assert (outcome.prompt_tokens, outcome.completed) == (None, True)
+    passed = [action.body for action in (*first, *done) if isinstance(action, ev.SendBodyPiece)]
+    assert passed == [b"\x1f\x8b", b'"usage":{"prompt_tokens":5}']
+
+
+def test_an_identity_encoding_is_none() -> None:
+    it = forwarded()
+    headers = ev.Headers.of((":status", "200"), ("content-encoding", "identity"))
+    assert not only(it.receive(ev.ResponseHeaders(headers)), ev.Degraded)
+    done = it.receive(ev.ResponseBody(b'{"usage":{"prompt_tokens":5}}', True))
+    assert finish_of(done).outcome.prompt_tokens == 5
 
 
 def test_sse_chunks_pass_at_once() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.event_stream import StreamLimits
 from epp.core.events import (
     AllBlocksCleared,
     Applied,
@@ -20,6 +19,7 @@ from epp.core.events import (
     ReplayNeeded,
 )
 from epp.core.index_choice import IndexMaker
+from epp.core.stream_step import StreamLimits
 from epp.core.types import NO_MATCH, CacheTier, ClaimState, EngineBlockHash, PrefixMatch, SchedulingRequest
 
 A, B = EndpointId("a"), EndpointId("b")

@@ -9,8 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from epp.core.event_stream import EventStream, Step, StreamLimits
+from epp.core.event_stream import EventStream
 from epp.core.events import BlockRemoved, EventBatch, ReplayNeeded
+from epp.core.stream_position import StreamPosition
+from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import CacheTier, ClaimState, EngineBlockHash
 
 
@@ -376,3 +378,52 @@ def test_what_an_old_process_had_sent_last_is_not_inherited() -> None:
     stream.on_connect()
     assert replay(stream, [], process=1) == Step()
     assert (stream.state, stream.next_seq) == (ClaimState.LIVE, 0)
+
+
+class Restarting(Engine):
+    """And a picker that restarts, now and then with a snapshot that any earlier state may have left."""
+
+    def __init__(self, stream: EventStream, rng: random.Random) -> None:
+        super().__init__(stream, rng)
+        self.snapshots: list[tuple[StreamPosition, list[tuple[int, int]]]] = []
+        self.confirmed = 0
+
+    def keep_snapshot(self) -> None:
+        position = self.stream.position
+        if position is not None and self.applied:
+            self.snapshots.append((position, list(self.applied)))
+
+    def restart_picker(self, limits: StreamLimits) -> None:
+        self.stream = EventStream(True, limits)
+        self.applied, self.replaying = [], None
+        if self.snapshots and self.rng.random() < 0.8:
+            position, held = self.rng.choice(self.snapshots[-3:])
+            self.stream.adopt(position)
+            self.applied = list(held)
+        self.perform(self.stream.on_connect())
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=400, deadline=None)
+def test_snapshots_of_any_age_and_process_never_make_a_claim_that_events_would_not(seed: int) -> None:
+    rng = random.Random(seed)
+    limits = StreamLimits(held_batches=4, digests=64, failed_replays=3)
+    engine = Restarting(EventStream(True, limits), rng)
+    engine.perform(engine.stream.on_connect())
+    for _ in range(150):
+        action = rng.random()
+        if action < 0.45:
+            engine.publish()
+        elif action < 0.85:
+            engine.answer()
+        elif action < 0.92:
+            engine.keep_snapshot()
+        elif action < 0.97:
+            engine.restart_picker(limits)
+        else:
+            engine.reconnect(restarted=action < 0.985)
+        engine.check()
+        assert not (engine.stream.unconfirmed and engine.stream.state.has_claim)
+    while engine.replaying is not None:
+        engine.answer()
+        engine.check()

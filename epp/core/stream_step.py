@@ -1,0 +1,33 @@
+"""What an event stream asks of its owner, and what bounds it. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epp.core.events import EventBatch, ReplayNeeded
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds per endpoint."""
+
+    held_batches: int = 4_096  # live batches waiting for a replay; oldest dropped first (replayed again)
+    held_events: int = 262_144
+    digests: int = 8_192  # how far back a repeated batch is told from a restarted engine's
+    failed_replays: int = 3  # in a row, then the engine is treated as having no replay socket
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the owner has to do, in this order."""
+
+    clear: bool = False
+    apply: tuple[EventBatch, ...] = ()
+    replay: ReplayNeeded | None = None
+    duplicate: bool = False
+    held: bool = False
+
+
+NOTHING = Step()
+DUPLICATE = Step(duplicate=True)
+HELD = Step(held=True)

@@ -1,0 +1,83 @@
+"""A body's JSON object, read within bounds on the time it can take.
+
+Why bounds: every JSON parser holds the GIL from the first byte to the last, in whatever thread it
+runs, so a large body would stop the event loop. What is too large, or consists of too many tiny values, is
+not parsed at all: it is routed by load and the engine gets it as it came. Figures: docs/requests.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from epp.core.errors import BadRequest
+from epp.request.prompts import NoPrompt, Reason
+
+# more than a million tokens of text
+MAX_PARSED_BYTES: Final = 5 << 20
+# from here on a body's structure is counted before it is parsed
+COUNTED_FROM_BYTES: Final = 64 << 10
+MAX_CONTAINERS: Final = 50_000  # objects and arrays: 3 to 7 ms
+MAX_SEPARATORS: Final = 300_000  # a token id each: 20 ms
+MAX_QUOTES: Final = 100_000
+# what orjson refuses is tried again with the engine's own, slower and more lenient parser
+LENIENT_MAX_BYTES: Final = 1 << 20
+
+
+def says_json(headers: Mapping[str, str]) -> bool:
+    """Whether the content type is JSON, as an engine takes a missing one."""
+    media_type = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def load_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`.
+
+    Raises:
+        NoPrompt: not read, for its size or structure, or no object.
+        BadRequest: broken JSON. The message never shows the body.
+    """
+    if len(body) > MAX_PARSED_BYTES:
+        raise NoPrompt(Reason.BODY_SIZE)
+    if len(body) > COUNTED_FROM_BYTES and _too_dense(body):
+        raise NoPrompt(Reason.BODY_DENSITY)
+    fields = _load(body)
+    if not isinstance(fields, dict):
+        raise NoPrompt(Reason.JSON_SHAPE)
+    return fields
+
+
+def _too_dense(body: bytes) -> bool:
+    """Cheap counts first: they include what stands in texts. Only where those are too many, the texts
+    are taken out, unless there are too many of them, too."""
+    if not _exceeds(body):
+        return False
+    quotes = body.count(b'"') - body.count(b'\\"')
+    return quotes > MAX_QUOTES or _exceeds(_outside_texts(body))
+
+
+def _outside_texts(body: bytes) -> bytes:
+    """`body` without its strings. Linear whatever the bytes are, which a pattern would not be."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped backslashes first: they come in pairs
+    return b"".join(plain.split(b'"')[::2])
+
+
+def _exceeds(body: bytes) -> bool:
+    containers = body.count(b"{") + body.count(b"[")
+    return containers > MAX_CONTAINERS or body.count(b",") > MAX_SEPARATORS
+
+
+def _load(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as strict_error:
+        if len(body) > LENIENT_MAX_BYTES:
+            raise NoPrompt(Reason.LENIENT_JSON_SIZE) from None
+        where = f"line {strict_error.lineno} column {strict_error.colno}"
+    try:
+        return json.loads(body)  # also byte order marks, UTF-16, NaN, lone surrogates
+    except (ValueError, RecursionError):
+        raise BadRequest(f"the body is not valid JSON ({where})") from None

@@ -1,0 +1,57 @@
+"""/v1/chat/completions: the conversation goes to the template as the client sent it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
+from epp.request.shapes.fields import check_numbers, read_flag, read_template_kwargs
+
+# request fields that win over the same name in chat_template_kwargs
+_OWN_FIELDS: Final = ("documents", "reasoning_effort")
+# content parts that are text; the rest stands for something that only the engine can expand
+TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text", "refusal"))
+_IMAGE_KEYS: Final = ("image_url", "input_image", "image_embeds", "image_pil")
+_SOUND_KEYS: Final = ("audio_url", "input_audio", "audio_embeds")
+_OTHER_KEYS: Final = ("video_url", "video_embeds", "prompt_embeds", "uuid")
+_MEDIA_KEYS: Final = frozenset((*_IMAGE_KEYS, *_SOUND_KEYS, *_OTHER_KEYS))
+
+
+def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
+    messages, tools = fields.get("messages"), fields.get("tools")
+    if not isinstance(messages, list) or not messages:
+        raise NoPrompt(Reason.MESSAGES_SHAPE)
+    if tools is not None and not isinstance(tools, list):
+        raise NoPrompt(Reason.TOOLS_SHAPE)
+    if fields.get("truncate_prompt_tokens") is not None:
+        raise NoPrompt(Reason.TRUNCATED_PROMPT)
+    if fields.get("chat_template") is not None:
+        raise NoPrompt(Reason.REQUEST_CHAT_TEMPLATE)
+    check_text_only(messages)
+    check_numbers(tools)
+    prompt = ChatPrompt(
+        messages,
+        tools,
+        add_generation_prompt=read_flag(fields, "add_generation_prompt", True),
+        continue_final_message=read_flag(fields, "continue_final_message", False),
+        template_kwargs=read_template_kwargs(fields, {name: fields.get(name) for name in _OWN_FIELDS}),
+        add_special_tokens=read_flag(fields, "add_special_tokens", False),
+    )
+    return prompt, 1
+
+
+def check_text_only(messages: list[Any]) -> None:
+    """Refuse conversations with pictures, sounds and the like, wherever they stand: how many tokens
+    an item becomes is the model's affair, it may be moved before the text, and the keys of its blocks
+    carry a hash of it."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and any(map(_is_media, content)):
+            raise NoPrompt(Reason.MULTIMODAL)
+
+
+def _is_media(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type", "text")
+    return not _MEDIA_KEYS.isdisjoint(part) or not isinstance(kind, str) or kind not in TEXT_PARTS
