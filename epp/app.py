@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from engine_plugin.identity import EndpointId
 from epp import key_files
-from epp.config import EppConfig, load_config
+from epp.config import EXACT_TOKENS_NEEDED, EppConfig, load_config
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
@@ -40,10 +41,12 @@ from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
 from epp.replicas import Replicas, ReplicaSettings
 from epp.reports.subscriber import ReportSubscriber
-from epp.request.local_tokenizer import LocalTokenizer
+from epp.request.back_end import TokeniserPlan
+from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
+from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.logs import setup_logging
@@ -51,11 +54,15 @@ from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, St
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
+from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.directory_source import DirectoryThresholds
 from epp.thresholds.in_force import ThresholdState
 from sidecar.endpoint_file import EndpointRow
 
 log = logging.getLogger(__name__)
+
+# The event loop waits at most this long for a thread that runs Python (chat templates do, for milliseconds)
+SWITCH_INTERVAL_S = 0.001
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -72,6 +79,7 @@ def serve(arguments: argparse.Namespace) -> int:
     for note in config.notes:
         log.warning("%s", note)
     _check_ready_fd(arguments.ready_fd)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_run(arguments, config))
     except ConfigError:
@@ -132,7 +140,7 @@ class _App:
         self._ledger = DecisionLedger(
             self._picker, self._pull_metrics, self._registry, _ledger_file(arguments)
         )
-        self._tokeniser = _tokeniser(arguments.tokenizer or config.tokenizer_path, arguments.tokenizer_budget)
+        self._tokeniser = self._build_tokeniser(config)
         self._director = Director(
             self._picker,
             self._tokeniser,
@@ -142,6 +150,8 @@ class _App:
         self._server = ExtProcServer(
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
         )
+        if self._tokeniser is not None:
+            self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
@@ -150,6 +160,7 @@ class _App:
         )
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SnapshotCollector(replicas.facts))
+        self._registry.register(KvEventsCollector(self._picker, self._parts.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
 
     def _build_parts(self, config: EppConfig) -> _Parts:
@@ -174,6 +185,22 @@ class _App:
             reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
             thresholds=thresholds,
         )
+
+    def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
+        arguments, picker = self._arguments, self._picker
+        tokeniser = TokeniserPlan(
+            parameters=config.tokens,
+            directory=arguments.tokenizer,
+            budget_s=arguments.tokenizer_budget,
+            members=lambda: [endpoint.address for endpoint in picker.endpoints],
+        ).build()
+        if tokeniser is None and config.precise is not None:
+            raise ConfigError(
+                f"nothing knows the engines' tokens: {EXACT_TOKENS_NEEDED}, or give --tokenizer"
+            )
+        if tokeniser is None:
+            log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
+        return tokeniser
 
     # --- what engines say -------------------------------------------------------------------------
     def _on_page(self, endpoint: EndpointId, page: MetricsPage) -> None:
@@ -334,13 +361,6 @@ def _server_settings(arguments: argparse.Namespace) -> ServerSettings:
         drain_timeout_s=arguments.drain_timeout,
         limits=Limits(max_body_bytes=arguments.max_body_bytes),
     )
-
-
-def _tokeniser(directory: str | Path | None, budget_s: float) -> LocalTokeniser | None:
-    if directory is None:
-        log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
-        return None
-    return LocalTokeniser(LocalTokenizer.load(Path(directory)), budget_s=budget_s)
 
 
 def _replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:

@@ -25,6 +25,7 @@ from epp.core.speculation import SpeculationSettings, SpeculativeEntries
 from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
 
+MAX_PULL_MISSES = 3  # one or two can be blocks that were evicted while the pull was on its way
 _NO_DEPTHS = Depths()
 
 
@@ -50,6 +51,7 @@ class ViewCounters:
     clears: int = 0
     snapshots_confirmed: int = 0  # a sibling's view that the engine's replay agreed with
     snapshots_refused: int = 0  # a sibling's view that was dropped
+    distrusted: int = 0  # claims dropped because of other signs than events
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class _View:
     counters: ViewCounters = field(default_factory=ViewCounters)
     last_event_s: float | None = None
     overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
+    pull_misses: int = 0  # in a row
 
 
 class CacheView:
@@ -210,6 +213,31 @@ class CacheView:
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
+
+    # --- other signs than events ----------------------------------------------------------------
+
+    def distrust(self, endpoint: EndpointId) -> None:
+        """Drop all claims of the endpoint: it is known by another way than events that they are void.
+
+        An engine that sleeps or was reset tells so only with its next scheduling step (case S-C06). Its
+        stream is followed on; what it stores from now on is claimed, as a lower bound.
+        """
+        view = self._views.get(endpoint)
+        if view is not None:
+            view.pull_misses = 0
+            view.counters.distrusted += 1
+            self._index.clear(endpoint)
+            view.stream.distrust()
+
+    def note_pull(self, source: EndpointId, *, missed: bool) -> None:
+        """A pull from `source` has ended: with blocks, or (`missed`) because it held none of them. Too
+        many misses in a row and its claims are dropped. Pulls that failed otherwise say nothing here."""
+        view = self._views.get(source)
+        if view is None:
+            return
+        view.pull_misses = view.pull_misses + 1 if missed else 0
+        if view.pull_misses >= MAX_PULL_MISSES:
+            self.distrust(source)
 
     # --- views of siblings ----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from epp.core.model_names import ModelNames
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
+    PULL_MISSED,
     UNKNOWN_METRICS,
     Candidate,
     Endpoint,
@@ -123,10 +124,14 @@ class EndpointPicker:
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool."""
-        if endpoint_id in self._endpoints:
-            self._metrics[endpoint_id] = metrics
-            self._models.report(endpoint_id, metrics.model_name)
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
+        if endpoint_id not in self._endpoints:
+            return
+        before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
+        if metrics.asleep and not before.asleep:
+            self._cache.distrust(endpoint_id)
+        self._metrics[endpoint_id] = metrics
+        self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
         self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float
@@ -167,6 +172,9 @@ class EndpointPicker:
         if record is None or record.decision.computing != reporter or not self._ring.join_report(report):
             return False
         self._ledger.pull_finished(report.decision_id)
+        source = record.decision.kv_source
+        if source is not None and (report.received_tokens or report.reason == PULL_MISSED):
+            self._cache.note_pull(source.id, missed=not report.received_tokens)
         return True
 
     def expire(self, now_s: float) -> None:

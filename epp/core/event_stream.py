@@ -85,6 +85,12 @@ class EventStream:
         self._exact = position.exact
         self.unconfirmed = True
 
+    def distrust(self) -> None:
+        """What was held was dropped on other evidence: with what comes it is a lower bound."""
+        self._exact = False
+        if self.state is ClaimState.LIVE:
+            self.state = ClaimState.PARTIAL
+
     def refuse_adopted(self) -> Step:
         """What was adopted contradicts what the engine repeats: drop it, and hear the engine out."""
         return self._begin(0, clear=True, reason="snapshot_refused")

@@ -19,13 +19,7 @@ from engine_plugin.identity import EndpointId
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, BlockTable, require
 from epp.core.engine_blocks import EngineBlocks
 from epp.core.event_content import contents_of, proves_content
-from epp.core.events import (
-    AllBlocksCleared,
-    Applied,
-    BlockRemoved,
-    BlockStored,
-    Event,
-)
+from epp.core.events import AllBlocksCleared, Applied, BlockRemoved, BlockStored, Event
 from epp.core.group_events import (
     is_of_main_group,
     is_removed_from_main_group,

@@ -104,6 +104,7 @@ class EndpointMetrics:
     block_size_tokens: int | None = None
     info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
     model_name: str | None = None  # the base model, under the first name it is served by
+    asleep: bool | None = None  # its cache is discarded while it sleeps; None: it does not say
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
@@ -293,6 +294,11 @@ class SchedulingDecision:
     @property
     def kv_source(self) -> Endpoint | None:
         return self.choice.source.endpoint if self.choice.source else None
+
+
+PULL_MISSED = (
+    "miss"  # reason of a pull whose source held nothing of it (`engine_plugin.transport.PullReason`)
+)
 
 
 @dataclass(frozen=True, slots=True)

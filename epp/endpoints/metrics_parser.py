@@ -30,9 +30,19 @@ _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 # info metric and the label that holds the block size
 _CACHE_CONFIG: Final = {"vllm:cache_config_info": "block_size", "sglang:cache_config_info": "page_size"}
+_SLEEP: Final = "vllm:engine_sleep_state"  # one sample a state; 1 for the one it is in
+_SLEEP_LEVELS: Final = ("weights_offloaded", "discard_all")  # both discard the KV cache
 _ENGINE_LABELS: Final = ("engine", "dp_rank")  # whose value is the data-parallel rank
 
-_NAMES: Final = (*_WAITING, *_RUNNING, *_KV_USAGE, *_CACHE_CONFIG, wire.ENGINE_INFO, wire.PEER_REFUSED_TOTAL)
+_NAMES: Final = (
+    *_WAITING,
+    *_RUNNING,
+    *_KV_USAGE,
+    *_CACHE_CONFIG,
+    _SLEEP,
+    wire.ENGINE_INFO,
+    wire.PEER_REFUSED_TOTAL,
+)
 _NEEDLES: Final = tuple((name, b"\n" + name.encode()) for name in _NAMES)
 # the rest of a sample's line, after its name
 _SAMPLE: Final = re.compile(rb"(?:\{(.*)\})?[ \t]+([^ \t\r\n]+)")
@@ -102,6 +112,7 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
         block_size_tokens=info.block_size_tokens if info else _cache_block_size(found, rank),
         info=info,
         model_name=_model_name(found, rank),
+        asleep=_asleep(found.get(_SLEEP, ()), rank),
     )
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
 
@@ -157,6 +168,14 @@ def _of_rank(samples: Sequence[_Sample], rank: int) -> Sequence[_Sample]:
     wanted = str(rank)
     own = [sample for sample in samples if wanted in map(sample.read_labels().get, _ENGINE_LABELS)]
     return own or samples
+
+
+def _asleep(samples: Sequence[_Sample], rank: int) -> bool | None:
+    """None where the page does not say which state the engine is in."""
+    states = {s.read_labels().get("sleep_state"): s.value for s in _of_rank(samples, rank)}
+    if states.get("awake") == 0.0 or any(states.get(level) == 1.0 for level in _SLEEP_LEVELS):
+        return True
+    return False if states.get("awake") == 1.0 else None
 
 
 def _cache_block_size(found: Mapping[str, list[_Sample]], rank: int) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -79,13 +80,20 @@ class SourceCounters:
     live_messages: int = 0
     replayed_messages: int = 0
     malformed_messages: int = 0  # frames that are no message: no sequence, so not even a gap
-    undecodable_batches: int = 0
+    malformed_reasons: Counter[str] = field(default_factory=Counter)
+    undecodable_batches: int = 0  # live and replayed
     connects: int = 0
     disconnects: int = 0
     replays_started: int = 0
     replays_finished: int = 0
     replays_failed: int = 0
     replays_given_up: int = 0  # overtaken by a newer one, or the endpoint left
+
+    @property
+    def unusable(self) -> bool:
+        """Messages come, and not one of them could be read (case S-C17)."""
+        messages = self.live_messages + self.replayed_messages
+        return 0 < messages == self.malformed_messages + self.undecodable_batches
 
 
 @dataclass(slots=True)
@@ -272,6 +280,7 @@ class KvEventsManager:
         if not entry.counters.malformed_messages:
             log.warning("KV events of %s: malformed message: %s", entry.endpoint, error)
         entry.counters.malformed_messages += 1
+        entry.counters.malformed_reasons[error.reason] += 1
 
     # --- replays --------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ MAX_WEIGHT: Final = 1e9  # sums of weighted scores stay finite
 
 Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=True)]
+
+
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS, strict=True)]
 
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")

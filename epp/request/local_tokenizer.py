@@ -1,6 +1,6 @@
 """A model's own tokenizer and chat template, from a directory in the Hugging Face layout.
 
-Files read: `tokenizer.json`, `tokenizer_config.json` (begin and end token; optional) and
+Files read: `tokenizer.json`, `tokenizer_config.json` (see `tokenizer_settings`; optional) and
 `chat_template.jinja` (or the `chat_template` of the config; optional). Everything here blocks and
 is meant for a thread: `encode_batch_fast` releases the GIL, `encode` would hold it for the whole
 prompt. It must not log or cache prompts.
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer
 from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
+from epp.request.cut_rules import CutRules, cut_rules
+from epp.request.tokenizer_settings import apply_settings, token_text
 
 
 class LocalTokenizer:
@@ -41,8 +43,12 @@ class LocalTokenizer:
         self.vocab_size: Final = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, directory: Path) -> LocalTokenizer:
-        """Raises `ConfigError`, which names the file and what is wrong with it."""
+    def load(cls, directory: Path, *, chat_template_path: Path | None = None) -> LocalTokenizer:
+        """`chat_template_path` replaces the directory's own template, as the engine's --chat-template does.
+
+        Raises:
+            ConfigError: names the file and what is wrong with it.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; a tokenizer directory needs a tokenizer.json")
@@ -53,11 +59,12 @@ class LocalTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = _read_config(directory / "tokenizer_config.json")
+        apply_settings(tokenizer, config)
         return cls(
             tokenizer,
-            chat_template=_read_template(directory, config),
-            bos_token=_token_text(config.get("bos_token")),
-            eos_token=_token_text(config.get("eos_token")),
+            chat_template=_read_template(directory, config, chat_template_path),
+            bos_token=token_text(config.get("bos_token")),
+            eos_token=token_text(config.get("eos_token")),
         )
 
     @property
@@ -72,6 +79,10 @@ class LocalTokenizer:
         """Token ids of each text. A text with lone surrogates has none: `UnicodeEncodeError`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def cut_rules(self) -> CutRules:
+        """Where texts may be cut without a change of their tokens. Takes a while: once, at start."""
+        return cut_rules(self._tokenizer)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -106,7 +117,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(_read_text(path))
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -114,9 +125,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    path = directory / "chat_template.jinja"
-    source: Any = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+def _read_template(directory: Path, config: dict[str, Any], given: Path | None) -> ChatTemplate | None:
+    path = given or directory / "chat_template.jinja"
+    source: Any = config.get("chat_template")
+    if given is not None or path.is_file():
+        source = _read_text(path)
     if isinstance(source, list):  # several named templates: the engine takes the one named "default"
         source = next((t.get("template") for t in source if t.get("name") == "default"), None)
     if source is None:
@@ -127,8 +140,10 @@ def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | No
         raise ConfigError(f"{path}: not a chat template: {error}") from error
 
 
-def _token_text(value: Any) -> str | None:
-    """A special token is written as text or as `{"content": text, ...}`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error

@@ -79,7 +79,12 @@ def assemble(config: EngineConfig) -> Assembly:
     identity = peer_identity(config, uuid.uuid4().hex)
     wake = asyncio.Event()
     cache = PagedCache(config.device_blocks, config.cpu_blocks)
-    hasher = BlockHasher(block_size=config.block_size, seed=config.hash_seed, algorithm=config.hash_algo)
+    hasher = BlockHasher(
+        block_size=config.block_size,
+        seed=config.hash_seed,
+        algorithm=config.hash_algo,
+        salt_key=config.salt_key,
+    )
     events = EventLog(block_size=config.block_size, stock_cpu_events=config.stock_cpu_events)
     counters = EngineCounters()
     store = CpuStore(cache.cpu, supply_keep_s=config.supply_keep_s, on_change=wake.set)

@@ -45,6 +45,7 @@ class EngineConfig:
     timing: EngineTiming = PRESETS["gpt-oss-120b"]
     time_scale: float = 1.0  # real seconds per model second
     peer_key: bytes | None = None
+    salt_key: bytes | None = None  # None: salts are published in clear
     enable_faults: bool = False
     stock_cpu_events: bool = False
     pull_base_s: float = 2.0
@@ -111,6 +112,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hash-algo", choices=sorted(ALGORITHMS), default=default.hash_algo)
     add("--timing", choices=sorted(PRESETS), default="gpt-oss-120b")
     add("--peer-key-file", type=Path, default=None)
+    add("--salt-key-file", type=Path, default=None)
     add("--enable-faults", action="store_true")
     add("--cpu-events", choices=("plugin", "stock"), default="plugin")
     add("--ready-fd", type=int, default=None)
@@ -127,9 +129,10 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EngineConfig, argparse.Namespa
     options = parser.parse_args(argv)
     values = vars(options).copy()
     process = argparse.Namespace(ready_fd=values.pop("ready_fd"), log_level=values.pop("log_level"))
-    key_file = values.pop("peer_key_file")
+    peer_key, salt_key = values.pop("peer_key_file"), values.pop("salt_key_file")
     try:
-        values["peer_key"] = key_file.read_bytes().strip() if key_file else None
+        values["peer_key"] = peer_key.read_bytes().strip() if peer_key else None
+        values["salt_key"] = salt_key.read_bytes().rstrip(b"\r\n") if salt_key else None
         values["timing"] = PRESETS[values["timing"]]
         values["stock_cpu_events"] = values.pop("cpu_events") == "stock"
         return EngineConfig(**values), process

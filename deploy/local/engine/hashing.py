@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine_plugin.salt import published_salt
+
 ExtraKeys = tuple[str, ...] | None
 
 
@@ -55,11 +57,13 @@ class Block:
 class BlockHasher:
     """Splits token sequences into full blocks and names them."""
 
-    def __init__(self, *, block_size: int, seed: str, algorithm: str) -> None:
+    def __init__(self, *, block_size: int, seed: str, algorithm: str, salt_key: bytes | None = None) -> None:
+        """`salt_key`: salts stand in events as keyed digests; None: in clear, as stock engines have it."""
         if algorithm not in ALGORITHMS:
             raise ValueError(f"hash algorithm {algorithm!r}: choose from {sorted(ALGORITHMS)}")
         self.block_size = block_size
         self._digest = ALGORITHMS[algorithm]
+        self._salt_key = salt_key
         self._root = self._digest(b"kvpull-root\0" + seed.encode())
 
     def extend(
@@ -71,8 +75,12 @@ class BlockHasher:
             start = len(chain) * size
             parent = chain[-1].name if chain else None
             block_salt = None if chain else salt
-            keys = tuple(key for key in (lora_name, block_salt) if key)
+            keys = tuple(key for key in (lora_name, self._told(block_salt)) if key)
             block_tokens = tuple(tokens[start : start + size])
             extra = _tagged(b"lora", lora_name) + _tagged(b"salt", block_salt)
             name = self._digest((parent or self._root) + array("I", block_tokens).tobytes() + extra)
             chain.append(Block(name, parent, len(chain), block_tokens, keys or None, lora_name))
+
+    def _told(self, salt: str | None) -> str | None:
+        """What an event says of a salt."""
+        return published_salt(self._salt_key, salt) if salt and self._salt_key else salt

@@ -29,6 +29,7 @@ async def picker(endpoints: Path, *more: str) -> AsyncIterator[dict[str, int]]:
     """A picker process that has said it is ready; yields what it said."""
     read_fd, write_fd = os.pipe()
     arguments = ["--config-file", str(CONFIG), "--endpoints-file", str(endpoints), "--listen-host", HOST]
+    arguments += ["--tokenizer", str(ROOT / "config" / "tokenizer")]
     ports = [part for name in ("grpc", "grpc-health", "metrics") for part in (f"--{name}-port", "0")]
     command = ["-m", "epp", *arguments, *ports, *more, "--drain-timeout", "1s", "--ready-fd", str(write_fd)]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, pass_fds=[write_fd])

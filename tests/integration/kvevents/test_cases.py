@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_plugin.identity import EndpointId
+from epp.core.endpoint_picker import EndpointPicker
 from epp.core.stream_step import StreamLimits
-from epp.core.types import ClaimState
+from epp.core.types import ClaimState, Endpoint
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
+from epp.telemetry.kv_events import KvEventsCollector
 from tests.integration.kvevents.rig import (
     CLEARED,
     FAST,
@@ -19,6 +22,7 @@ from tests.integration.kvevents.rig import (
     running,
     stored,
 )
+from tests.unit.core.test_endpoint_picker import SETTINGS
 
 A, B = EndpointId("a"), EndpointId("b", 1)
 
@@ -155,8 +159,36 @@ async def test_s_c17_messages_of_another_shape_harm_nobody_else(new_engine) -> N
         await engine.publish(stored(0, 2))
         await healthy.publish(stored(0, 7))
         await view.until(lambda: view.depth(A) == 2 and view.depth(B) == 7)
+    assert manager.counters(A).malformed_reasons == {"frames": 2, "sequence": 2}
     assert manager.counters(A).malformed_messages == 4
+    assert not manager.counters(A).unusable  # one message could be read
     assert manager.counters(B).malformed_messages == 0
+
+
+@pytest.mark.parametrize("frames", [[b"p"], [b"t", b"\0" * 4, b"p"], [b"t", b"\0" * 8, b"p", b"more"]])
+async def test_s_c17_an_endpoint_without_usable_events_shows_on_the_dashboard(
+    new_engine, frames: list[bytes]
+) -> None:
+    engine, healthy = new_engine(), new_engine()
+    view, manager = observe({A: engine, B: healthy})
+    picker = EndpointPicker(SETTINGS, view)
+    for endpoint, port in ((A, 1), (B, 2)):
+        picker.upsert_endpoint(Endpoint(endpoint, "127.0.0.1", port))
+    registry = CollectorRegistry()
+    registry.register(KvEventsCollector(picker, manager, clock=lambda: 7.0))
+    async with running(manager):
+        await live(view, engine, A)
+        await live(view, healthy, B)
+        for _ in range(3):
+            await engine.pub.send_multipart(frames)
+        await engine.pub.send_multipart([b"t", (9).to_bytes(8, "big"), b"\x93 no batch"])
+        await healthy.publish(stored(0, 2))
+        await view.until(lambda: view.depth(B) == 2 and view.stats(A).counters.undecodable_batches == 1)
+        page = generate_latest(registry).decode()
+    reason = "sequence" if len(frames) == 3 else "frames"
+    assert f'kvpull_epp_kv_event_messages_total{{endpoint="a/0",outcome="malformed_{reason}"}} 3.0' in page
+    assert 'kvpull_epp_kv_events_unusable{endpoint="a/0"} 1.0' in page
+    assert 'kvpull_epp_kv_events_unusable{endpoint="b/1"} 0.0' in page
 
 
 async def test_a_restarted_index_has_no_claim_until_the_replay_came(new_engine) -> None:

@@ -19,8 +19,8 @@ from tests.integration.siblings.certificates import NAME, Authority, put
 from tests.integration.siblings.rig import (
     HOST,
     PATIENT,
-    QUICK,
     SEED,
+    SHORT_S,
     WAIT_S,
     Source,
     ask,
@@ -63,7 +63,7 @@ async def test_siblings_that_are_not_there_are_passed_over(
         nowhere = SiblingAddress("no-such-name.invalid", 1, NAME)
         there = SiblingAddress("localhost", server.port, NAME)
         found = await fetch_snapshot(
-            [nowhere, there], MutualTls(certificates).client_context, IndexIdentity("s-1"), QUICK
+            [nowhere, there], MutualTls(certificates).client_context, IndexIdentity("s-1"), PATIENT
         )
         assert found.outcome == "complete"
 
@@ -121,7 +121,7 @@ async def test_without_a_certificate_nobody_is_let_in(certificates: Path) -> Non
 
 @pytest.mark.parametrize("first", [b"", b"GET /metrics HTTP/1.1\r\n\r\n", b"kvpull-snapshot\n\0\1"])
 async def test_without_tls_nobody_is_let_in(certificates: Path, first: bytes) -> None:
-    settings = ServerSettings(HOST, 0, idle_s=0.2)
+    settings = ServerSettings(HOST, 0, idle_s=SHORT_S)
     async with serving(Source(ROWS), certificates, settings) as server:
         reader, writer = await asyncio.open_connection(HOST, server.port)
         writer.write(first)
@@ -207,7 +207,7 @@ async def test_a_client_of_another_version_is_told_so(certificates: Path) -> Non
 
 @pytest.mark.parametrize("request_", [b"x" * wire.REQUEST_BYTES, b"kvp", b""])
 async def test_a_trusted_client_that_does_not_ask_is_dropped(certificates: Path, request_: bytes) -> None:
-    settings = ServerSettings(HOST, 0, idle_s=0.2)
+    settings = ServerSettings(HOST, 0, idle_s=SHORT_S)
     async with serving(Source(ROWS), certificates, settings) as server:
         reader, writer = await asyncio.open_connection(
             HOST, server.port, ssl=MutualTls(certificates).client_context(), server_hostname=NAME
@@ -223,7 +223,7 @@ async def test_a_trusted_client_that_does_not_ask_is_dropped(certificates: Path,
 
 async def test_a_sibling_that_does_not_read_is_cut_off_and_others_are_served(certificates: Path) -> None:
     """The kernel's buffers take some megabytes; the rest has to wait for the reader."""
-    settings = ServerSettings(HOST, 0, idle_s=0.3, serving=1)
+    settings = ServerSettings(HOST, 0, idle_s=SHORT_S, serving=1)
     source = Source([row(1_000_000, "big")])
     async with serving(source, certificates, settings) as server:
         reader, writer = await asyncio.open_connection(
@@ -259,7 +259,7 @@ async def test_a_fault_of_the_source_costs_one_snapshot_and_not_the_server(certi
 
 async def test_the_size_limit_keeps_what_came_before_it(certificates: Path) -> None:
     async with serving(Source(ROWS), certificates) as server:
-        found = await ask(certificates, server.port, settings=replace(QUICK, limits=ReadLimits(10_000)))
+        found = await ask(certificates, server.port, settings=replace(PATIENT, limits=ReadLimits(10_000)))
         assert (found.outcome, [r.endpoint.pod for r in found.rows]) == ("size_limit", ["p0", "p1"])
         assert found.received_bytes < 10_000
 

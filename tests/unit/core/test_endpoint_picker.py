@@ -254,3 +254,19 @@ def test_the_order_in_which_endpoints_came_does_not_matter() -> None:
     for number in range(20):
         first, second = (pool.ask(f"r{number}").choice for pool in pools)
         assert first.considered == second.considered
+
+
+def test_falling_asleep_voids_what_an_endpoint_holds() -> None:
+    """S-C06: once, at the moment it is seen; what the engine stores after it has woken up counts."""
+    pool = Pool()
+    pool.hold("b")
+    cache, b = pool.picker.cache, EndpointId("b")
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).index.cpu_blocks == BLOCKS
+    pool.metrics("b", waiting=0.0, asleep=True)
+    pool.metrics("b", waiting=0.0, asleep=True)
+    assert cache.stats(b).index.cpu_blocks == 0
+    assert cache.stats(b).counters.distrusted == 1
+    assert pool.ask().choice.source is None
+    pool.metrics("b", waiting=0.0, asleep=False)
+    assert cache.stats(b).counters.distrusted == 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
+from engine_plugin.transport.types import PullReason
 from epp.core.decision_record import PullState
 from epp.core.disagg import DisaggProfileHandler
 from epp.core.endpoint_picker import PickerSettings
 from epp.core.scheduler import Profile
 from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import PullSettings, PullThresholds, ReplicaShare, Scope, everywhere
-from epp.core.types import Endpoint, Outcome, PullReport, SourceReason
+from epp.core.types import PULL_MISSED, Endpoint, Outcome, PullReport, SourceReason
 from epp.plugins.deciders import AlwaysDisaggDecider
 from epp.plugins.filters import decode_filter, prefill_filter
 from epp.plugins.pickers import MaxScorePicker
@@ -62,6 +63,28 @@ def test_an_outstanding_pull_ends_at_the_engines_report() -> None:
     (finished,) = picker.records.take_finished()
     assert finished.outcome == Outcome(status=200)
     assert finished.report == report(decision.decision_id)
+
+
+def test_pulls_that_find_nothing_void_the_sources_claims() -> None:
+    """S-C06: three misses in a row; a pull that brings something counts as a sign of life."""
+    pool = busy_pool()
+    b = EndpointId("b")
+
+    def pull(number: int, received: int, reason: str) -> None:
+        decision = pool.ask(f"r{number}")
+        assert decision.kv_source is not None
+        ended = report(decision.decision_id, received_tokens=received, reason=reason)
+        assert pool.picker.pull_finished(ended, decision.computing)
+
+    for number, (received, reason) in enumerate([(0, "miss"), (0, "miss"), (16, "miss"), (0, "timeout")]):
+        pull(number, received, reason)
+    for number in range(10, 12):
+        pull(number, 0, "miss")
+    assert pool.picker.cache.stats(b).index.cpu_blocks == BLOCKS
+    pull(12, 0, "miss")
+    assert pool.picker.cache.stats(b).index.cpu_blocks == 0
+    assert PullReason.MISS == PULL_MISSED
+    assert pool.ask("after").kv_source is None
 
 
 def test_an_outstanding_pull_ends_by_itself_one_second_after_its_deadline() -> None:

@@ -63,6 +63,7 @@ def test_a_recorded_vllm_page() -> None:
         kv_usage=0.0,
         block_size_tokens=32,
         model_name="m",
+        asleep=False,
     )
     busy = page.replace(b'running{engine="0",model_name="m"} 0.0', b'running{engine="0",model_name="m"} 7.0')
     assert busy != page
@@ -358,3 +359,32 @@ def check(page: bytes, rank: int) -> None:
 )
 def test_the_base_model_is_read_from_the_gauges(page: str, name: str | None) -> None:
     assert read(page).model_name == name
+
+
+def sleep_state(awake: str, offloaded: str, discarded: str, engine: int = 0) -> str:
+    states = {"awake": awake, "weights_offloaded": offloaded, "discard_all": discarded}
+    name = "vllm:engine_sleep_state"
+    return "".join(f'{name}{{engine="{engine}",sleep_state="{s}"}} {v}\n' for s, v in states.items())
+
+
+@pytest.mark.parametrize(
+    ("page", "asleep"),
+    [
+        (sleep_state("1.0", "0.0", "0.0"), False),
+        (sleep_state("0.0", "1.0", "0.0"), True),
+        (sleep_state("0.0", "0.0", "1.0"), True),
+        (sleep_state("0.0", "0.0", "0.0"), True),
+        (sleep_state("NaN", "NaN", "NaN"), None),
+        ("", None),
+        ('vllm:engine_sleep_state{sleep_state="awake"} 0.0\n', True),
+        ("vllm:engine_sleep_state 1\n", None),
+    ],
+)
+def test_a_sleeping_engine_says_so(page: str, asleep: bool | None) -> None:
+    """S-C06."""
+    assert read(page).asleep is asleep
+
+
+def test_each_rank_sleeps_on_its_own() -> None:
+    page = sleep_state("1.0", "0.0", "0.0", engine=0) + sleep_state("0.0", "1.0", "0.0", engine=1)
+    assert (read(page, rank=0).asleep, read(page, rank=1).asleep) == (False, True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from engine_plugin.identity import EndpointId
-from epp.core.cache_view import CacheView
+from epp.core.cache_view import MAX_PULL_MISSES, CacheView
 from epp.core.events import (
     AllBlocksCleared,
     Applied,
@@ -201,3 +201,49 @@ def test_an_endpoint_with_traffic_but_nothing_applied_is_visible(new_view: NewVi
     assert view.stats(A).deaf
     view.on_batch(A, 1, batch(1, stored(0)), 1.0)
     assert not view.stats(A).deaf
+
+
+def test_distrusted_claims_are_dropped_and_what_comes_is_a_lower_bound(new_view: NewView) -> None:
+    """S-C06: the engine sleeps or was reset; no event tells, because none leaves before its next step."""
+    view = synced(new_view)
+    view.distrust(A)
+    assert match(view) == PrefixMatch(ClaimState.PARTIAL)
+    view.on_batch(A, 1, batch(1, removed(0), stored(0, 1)), 2.0)
+    assert match(view) == PrefixMatch(ClaimState.PARTIAL, 2, 2, 0, 4)
+    view.on_batch(A, 2, batch(2, AllBlocksCleared(), stored(0)), 3.0)  # its late word changes nothing
+    assert match(view) == PrefixMatch(ClaimState.PARTIAL, 1, 1, 0, 4)
+    counters = view.stats(A).counters
+    assert (counters.distrusted, counters.replays) == (1, 1)
+    view.distrust(B)
+
+
+def test_distrust_while_syncing_does_not_become_a_claim_to_be_empty(new_view: NewView) -> None:
+    view = synced(new_view)
+    view.on_disconnect(A, 2.0)
+    view.distrust(A)
+    view.on_connect(A, 3.0)
+    view.on_batch(A, 0, batch(0, stored(0, 1, 2, 3)), 3.0, replayed=True)
+    view.on_replay_end(A, True, 3.0)
+    assert match(view) == PrefixMatch(ClaimState.PARTIAL)
+
+
+def test_repeated_pull_misses_end_the_trust_in_a_source(new_view: NewView) -> None:
+    """S-C06: pulls find nothing, again and again; single misses are evictions on the way."""
+    view = synced(new_view)
+    for missed in (True, True, False, True, True):
+        view.note_pull(A, missed=missed)
+    assert match(view).blocks == 4
+    view.note_pull(A, missed=True)
+    assert match(view) == PrefixMatch(ClaimState.PARTIAL)
+    view.on_batch(A, 1, batch(1, stored(0)), 2.0)
+    for _ in range(MAX_PULL_MISSES - 1):
+        view.note_pull(A, missed=True)
+    assert match(view).blocks == 1  # counted anew
+    view.note_pull(B, missed=True)
+
+
+def test_age_alone_takes_no_claim(new_view: NewView) -> None:
+    """S-C06: an idle engine sends no events and keeps its blocks; the age is shown, not acted upon."""
+    view = synced(new_view)
+    assert view.stats(A).last_event_s == 1.0
+    assert match(view).blocks == 4
