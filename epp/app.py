@@ -251,7 +251,6 @@ class _App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._server.request_stop)
         web_runner = await self._start_debug()
-        self._metrics_port = int(web_runner.addresses[0][1])
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
         try:

@@ -159,7 +159,6 @@ class _Selection:
         limit = policy.max_inflight_pulls
         most = sys.maxsize if limit is None else limit
         counted = 1 if policy.inflight_awareness else 0
-        strict = policy.require_verified
         best = max(depths)
         rows: list[Candidate] = []
         weights: list[float] = []

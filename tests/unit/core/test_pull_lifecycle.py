@@ -10,6 +10,7 @@ from epp.core.decision_record import PullState
 from epp.core.disagg import DisaggProfileHandler
 from epp.core.endpoint_picker import PickerSettings
 from epp.core.scheduler import Profile
+from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import PullSettings, PullThresholds, ReplicaShare, Scope, everywhere
 from epp.core.types import PULL_MISSED, Endpoint, Outcome, PullReport, SourceReason
 from epp.plugins.deciders import AlwaysDisaggDecider
@@ -20,9 +21,9 @@ from tests.unit.core.rows import info
 from tests.unit.core.test_endpoint_picker import BLOCK, BLOCKS, SETTINGS, Pool
 
 
-def busy_pool(settings: PickerSettings = SETTINGS) -> Pool:
+def busy_pool(settings: PickerSettings = SETTINGS, speculation: SpeculationSettings | None = None) -> Pool:
     """Endpoint b holds the prompt and is busy, so that others compute and b becomes the source."""
-    pool = Pool(replace(settings, metrics_staleness_s=1e9))
+    pool = Pool(replace(settings, metrics_staleness_s=1e9), speculation)
     pool.hold("b")
     pool.metrics("b", waiting=50.0)
     for number in range(20):

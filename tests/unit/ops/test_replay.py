@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from epp import cli
+from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import PolicyTable, PullSettings, PullThresholds, everywhere
 from epp.core.types import Outcome
 from epp.ops.replay import Summary, redecide_files
@@ -165,3 +166,16 @@ def test_a_source_class_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "t.yaml").write_text(document(f"{{default: {{minCachedTokenDelta: 1}}, {far}}}"))
     _, said = replay(capsys, str(tmp_path / "l.jsonl"), "--thresholds", str(tmp_path / "t.yaml"))
     assert said["changes"] == [["pull", "switched_off", 2]]
+
+
+def test_what_is_on_its_way_to_the_computing_endpoint_counts_in_a_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise every replay of a burst would report pulls that were rightly not made."""
+    pool = busy_pool(speculation=SpeculationSettings())
+    for pod in "ac":
+        pool.hold(pod, 1)  # its block size is known
+    reasons = record(pool, tmp_path / "l.jsonl", 6)
+    assert reasons == ["pull", *["below_delta"] * 5], "the others wait for what is on its way"
+    _, said = replay(capsys, str(tmp_path / "l.jsonl"), "--producer-delta", "100")
+    assert (said["differing"], said["pulls"]) == (0, reasons.count("pull"))
