@@ -168,7 +168,7 @@ class _Selection:
             metrics, served = candidate.metrics, candidate.load.pulls_served
             info = metrics.info
             odd = info is None or info.pull_key is not key  # interned
-            if odd and (strict or (info is not None and key is not None)):
+            if odd and (policy.require_verified or (info is not None and key is not None)):
                 return None
             if served >= most or candidate.endpoint.draining:
                 return None
