@@ -271,7 +271,7 @@ class PythonPrefixIndex:
         return "" if blocks.groups is None else blocks.groups.refusal(blocks.block_size_tokens)
 
     def names_of_sample(self, endpoint: EndpointId) -> dict[BlockKey, EngineBlockHash]:
-        return self._endpoints[endpoint].blocks.sample.pairs()
+        return self._endpoints[endpoint].blocks.sampled_names()
 
     @property
     def total_bytes(self) -> int:
