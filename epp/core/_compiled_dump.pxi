@@ -117,7 +117,7 @@ cdef class _Dumping:
         cdef uint64_t name = _get_le(of.names + 8 * i, 8), key = _get_le(of.keys + 8 * i, 8)
         if map_find(&blocks.names, name) != NULL:
             raise DumpRefused("duplicate")
-        if blocks.table.is_tight() and blocks._refuses(name, key):
+        if _is_tight(blocks.table) and blocks._refuses(name, key):
             raise DumpRefused("full")
         if not tag:
             if blocks.remembered_count >= blocks.max_remembered:

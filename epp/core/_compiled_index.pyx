@@ -14,7 +14,7 @@ checked before a pointer is made, and names may be any integer.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 import hashlib
@@ -25,10 +25,11 @@ from math import gcd
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
 from epp.core.byte_budget import WAITING_BYTES
 from epp.core.event_content import encode_extras
+from epp.core.events import FULL_ATTENTION_KINDS
 from epp.core.group_events import is_of_main_group
 from epp.core.hashing import TOKEN_BYTES, BlockHasher, pack_tokens
 from epp.core.index_dump import MAX_COPIES as _MAX_COPIES, Columns, DumpRefused
-from epp.core.name_sample import NameSample
+from epp.core.name_sample import SAMPLE_SIZE as _SAMPLE_SIZE
 from epp.core.prefix_index import Depths, PythonPrefixIndex
 from epp.core.types import CacheTier
 
@@ -96,6 +97,7 @@ cdef enum:
     CPU_SHIFT = 15
 
 cdef int64_t MAX_COPIES = _MAX_COPIES
+cdef uint32_t SAMPLE_SIZE = _SAMPLE_SIZE
 cdef uint32_t REMEMBERED = 0x80000000
 cdef uint32_t NOWHERE = 0xFFFFFFFF
 cdef object _DEVICE = CacheTier.DEVICE
@@ -264,8 +266,13 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         cdef CompiledBlocks blocks = <CompiledBlocks?>known.blocks
         cdef Py_ssize_t size
         hashes, tokens, tier, extras = event.hashes, event.token_ids, event.tier, event.extra_keys
-        if tokens is None or not hashes or not is_of_main_group(blocks, event):
+        if tokens is None or not hashes:
             return False
+        if (event.group_idx is not None and event.group_idx != blocks.main_group) or (
+            event.group_kind not in FULL_ATTENTION_KINDS
+        ):
+            if not is_of_main_group(blocks, event):
+                return False
         if tier is _CPU and not event.has_extra_keys:
             return False
         if not blocks.block_size_tokens or event.block_size_tokens != blocks.block_size_tokens:
@@ -291,7 +298,8 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         return True
 
     def _remove(self, blocks, event, tally):
-        if self._remove_from_group(blocks, event):
+        number = event.group_idx
+        if number is not None and number != blocks.main_group and self._remove_from_group(blocks, event):
             return
         blocks.remove_all(event.hashes, event.tier, tally)
 

@@ -48,6 +48,16 @@ cdef struct Remembered:
     uint32_t after
 
 
+cdef struct Named:
+    uint64_t key
+    uint64_t name
+
+
+cdef int _by_key(const void *a, const void *b) noexcept nogil:
+    cdef uint64_t left = (<const Named *>a).key, right = (<const Named *>b).key
+    return (left > right) - (left < right)
+
+
 cdef inline uint64_t _key(const uint8_t *record) noexcept:
     return load_u64(record + MAP_VALUE_AT)
 
@@ -74,7 +84,6 @@ cdef class CompiledBlocks:
     cdef readonly Py_ssize_t forgotten_waiting
     cdef public object block_size_tokens
     cdef public object main_group, groups
-    cdef readonly object sample
     cdef readonly Py_ssize_t refused
     cdef CompiledTable table
     cdef _Hash hash
@@ -89,7 +98,9 @@ cdef class CompiledBlocks:
     cdef dict children
     cdef Py_ssize_t waiting_bytes
     cdef Py_ssize_t estimate  # bytes of what lives in Python
-    cdef uint64_t sample_last  # keys up to here are of interest to the sample
+    cdef Named *sample  # as `name_sample.NameSample`
+    cdef uint32_t sampled
+    cdef uint64_t sample_last  # keys up to here are of interest
     cdef Py_ssize_t max_blocks, max_waiting, max_waiting_bytes, max_remembered
     # a doubly linked list of the remembered records, oldest first
     cdef Remembered *nodes
@@ -100,7 +111,7 @@ cdef class CompiledBlocks:
         self.slot, self.table, self.hash = slot, table, kernel
         map_init(&self.names, sizeof(uint64_t), table.secrets.words[5], table.secrets.words[6])
         self.names.account = &table.of_endpoints
-        self.sample, self.sample_last = NameSample(), <uint64_t>-1
+        self.sample_last = <uint64_t>-1
         self.spare_node = self.oldest = self.newest = NOWHERE
         self.max_blocks = _bound(limits.max_blocks)
         self.max_waiting = _bound(limits.max_waiting_blocks)
@@ -113,6 +124,7 @@ cdef class CompiledBlocks:
         self.names.account = NULL  # the table may be gone already
         map_free(&self.names)
         free(self.nodes)
+        free(self.sample)
 
     def __len__(self):
         return self.names.used + len(self.waiting_records)
@@ -204,7 +216,7 @@ cdef class CompiledBlocks:
             self.counts.skipped += 1
             return 0
         if record == NULL:
-            if self.table.is_tight() and self._refuses(word, key):
+            if _is_tight(self.table) and self._refuses(word, key):
                 self._refuse(1)
                 return 0
             self._add_record(word, key, 1 << _shift(tier))
@@ -230,11 +242,35 @@ cdef class CompiledBlocks:
         if _copies(tag, IN_CPU):
             self._claim(key, IN_CPU)
         if key <= self.sample_last:
-            self.sample.note(key, word)
-            self.sample_last = self.sample.below - 1
+            self._sample(word, key)
         if self.groups is not None and word in self.groups.awaited:
             self.groups.settle(word, key)
         return 0
+
+    cdef int _sample(self, uint64_t word, uint64_t key) except -1:
+        """Keep the smallest keys with their names; half of the room is for newcomers."""
+        cdef uint32_t i, kept = 0
+        if self.sample == NULL:
+            self.sample = <Named *>malloc(2 * SAMPLE_SIZE * sizeof(Named))
+            if self.sample == NULL:
+                raise MemoryError
+        self.sample[self.sampled] = Named(key, word)
+        self.sampled += 1
+        if self.sampled < 2 * SAMPLE_SIZE:
+            return 0
+        qsort(self.sample, self.sampled, sizeof(Named), &_by_key)
+        for i in range(self.sampled):
+            if kept < SAMPLE_SIZE and (not kept or self.sample[i].key != self.sample[kept - 1].key):
+                self.sample[kept] = self.sample[i]
+                kept += 1
+        self.sampled = kept
+        if kept == SAMPLE_SIZE:
+            self.sample_last = self.sample[kept - 1].key
+        return 0
+
+    def sampled_names(self):
+        cdef uint32_t i
+        return {self.sample[i].key: self.sample[i].name for i in range(self.sampled)}
 
     cdef bint _refuses(self, uint64_t word, uint64_t key) except -1:
         """The budget is tight: whether it refuses a new block, as `byte_budget` says. An endpoint at or
@@ -244,7 +280,7 @@ cdef class CompiledBlocks:
         return not (map_has_room(&self.names, word) and map_has_room(&self.table.table.rows, key))
 
     cdef bint _refuses_waiting(self, name) except -1:
-        if not self.table.is_tight() or name in self.waiting_records:
+        if not _is_tight(self.table) or name in self.waiting_records:
             return False
         if not self.table.refuses(self.own_bytes):
             return False
@@ -298,7 +334,7 @@ cdef class CompiledBlocks:
         cdef _Waiting waiting = self.waiting_records[word]
         cdef uint32_t tag = 0, tier
         self._stop_waiting(word, waiting)
-        if self.table.is_tight() and self._refuses(word, key):
+        if _is_tight(self.table) and self._refuses(word, key):
             return self._refuse(waiting.device + waiting.cpu)
         for tier in (IN_DEVICE, IN_CPU):
             copies = waiting.copies(tier)

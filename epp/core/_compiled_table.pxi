@@ -102,12 +102,13 @@ cdef class CompiledTable:
         self.of_endpoints += <uint64_t>bytes_
 
     def refuses(self, own_bytes):
-        if not self.is_tight():
+        if not _is_tight(self):
             return False
         return self.is_full or own_bytes * self.endpoints >= self.of_endpoints
 
-    cdef inline bint is_tight(self) noexcept:
-        return self.table.bytes + self.of_endpoints >= self.tight
+    @property
+    def is_tight(self):
+        return _is_tight(self)
 
     def __dealloc__(self):
         table_free(&self.table)
@@ -164,3 +165,7 @@ cdef class CompiledTable:
         require(table_count_bytes(&self.table) == self.table.bytes, "table bytes are off")
         require(map_is_sound(&self.table.rows), "the row map is off")
         require(map_is_sound(&self.table.by_hash), "the set map is off")
+
+
+cdef inline bint _is_tight(CompiledTable table) noexcept:
+    return table.table.bytes + table.of_endpoints >= table.tight

@@ -13,7 +13,7 @@ It must not know which endpoint asks: callers bring their own bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 DEFAULT_MAX_BYTES = 2 << 30
@@ -49,6 +49,10 @@ class ByteBudget:
     table_bytes: int = 0  # rows and sets, shared by all endpoints
     endpoint_bytes: int = 0  # records of all endpoints, cleared ones included until swept
     endpoints: int = 0
+    tight_bytes: int = field(init=False)  # from here on endpoints at or above the mean may not grow
+
+    def __post_init__(self) -> None:
+        self.tight_bytes = self.max_bytes - self.max_bytes // 8
 
     @property
     def total_bytes(self) -> int:
@@ -56,8 +60,7 @@ class ByteBudget:
 
     @property
     def is_tight(self) -> bool:
-        """From here on endpoints at or above the mean may not grow."""
-        return self.table_bytes + self.endpoint_bytes >= self.max_bytes - self.max_bytes // 8
+        return self.total_bytes >= self.tight_bytes
 
     @property
     def is_full(self) -> bool:

@@ -39,7 +39,7 @@ class EngineBlocks:
         self.main_group: int | None = None  # number of the full-attention group, where it has one
         self.groups: WindowGroups | None = None  # all others
         self.refused = 0
-        self.sample = NameSample()
+        self._sample = NameSample()
         self.forgotten_waiting = 0
         self._claims = EndpointClaims(slot, table)
         self._hasher = hasher
@@ -74,6 +74,10 @@ class EngineBlocks:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def sampled_names(self) -> dict[BlockKey, EngineBlockHash]:
+        """See `name_sample`."""
+        return self._sample.pairs()
+
     @property
     def own_bytes(self) -> int:
         """What the records of this endpoint take, as `byte_budget` counts."""
@@ -93,14 +97,19 @@ class EngineBlocks:
             if len(self._records) >= self._limits.max_blocks:
                 tally.skipped += 1
                 return
-            if self._budget.is_tight and self._budget.refuses(self.own_bytes):
+            budget = self._budget
+            if budget.table_bytes + budget.endpoint_bytes >= budget.tight_bytes and budget.refuses(
+                self.own_bytes
+            ):
                 self._refuse(1, tally)
                 return
             record = self._records[name] = BlockRecord(key)
-            self._charge(RECORD_BYTES)
+            self._bytes += RECORD_BYTES  # `_charge` and `_announce`, written out: most blocks come here
+            budget.endpoint_bytes += RECORD_BYTES
             record.add(tier, 1)
             self._claims.add(key, tier)
-            self._announce(name, key)
+            if key < self._sample.below or self.groups is not None:
+                self._announce(name, key)
             tally.stored += 1
         elif record.key is None:
             record.add(tier, 1)  # first, so that it cannot be forgotten as a block without copies
@@ -220,8 +229,8 @@ class EngineBlocks:
 
     def _announce(self, name: EngineBlockHash, key: BlockKey) -> None:
         """The content of `name` has become known."""
-        if key < self.sample.below:
-            self.sample.note(key, name)
+        if key < self._sample.below:
+            self._sample.note(key, name)
         if self.groups is not None and name in self.groups.awaited:
             self.groups.settle(name, key)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from epp.core.types import BlockKey, EngineBlockHash
 
-SAMPLE_SIZE = 128  # pairs kept at least, once there were that many; at most twice as many
+SAMPLE_SIZE = 64  # pairs kept at least, once there were that many; at most twice as many
 
 
 class NameSample:

@@ -275,7 +275,7 @@ class PythonPrefixIndex:
         return keys_in_main_group(known.blocks, event, self._hasher, self._parent_key(known, event))
 
     def names_of_sample(self, endpoint: EndpointId) -> dict[BlockKey, EngineBlockHash]:
-        return self._endpoints[endpoint].blocks.sample.pairs()
+        return self._endpoints[endpoint].blocks.sampled_names()
 
     @property
     def total_bytes(self) -> int:

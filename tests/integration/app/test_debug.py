@@ -80,6 +80,8 @@ async def test_endpoints_show_claims_and_mismatch(client: TestClient, pool: Pool
     assert rows["b"]["incompatible_with"] == {"a/0": "seed_fp"}
     assert rows["c"]["verified"] is False
     assert (rows["a"]["refused_peers"], rows["b"]["refused_peers"]) == (["bbb"], [])
+    assert (rows["b"]["block_size_tokens"], rows["b"]["differs_from_pool"]) == (16, False)
+    assert (rows["b"]["unsupported"], rows["b"]["hashes_unlike"]) == ("", None)
 
 
 async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> None:  # type: ignore[type-arg]
@@ -88,6 +90,9 @@ async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> Non
     assert 'kvpull_epp_index_blocks{endpoint="b/0",tier="cpu"} 200.0' in text
     assert r'kvpull_epp_peer_refused_total{endpoint="a/0",peer="peer\nforged",reason="seed_fp"} 2.0' in text
     assert "llm_d_epp_ready_endpoints 3.0" in text
+    assert 'kvpull_epp_endpoint_differs{endpoint="b/0",what="block_hashes"} 0.0' in text
+    assert 'kvpull_epp_claim_state{endpoint="b/0",state="unsupported"} 0.0' in text
+    assert "kvpull_epp_index_bytes 0.0" not in text
 
 
 async def test_speculative_entries_are_counted() -> None:
