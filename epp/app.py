@@ -37,6 +37,7 @@ from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
+from epp.kvevents.packed_codec import choose_decoder
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
 from epp.telemetry.logs import setup_logging
@@ -88,6 +89,8 @@ class _App:
         staleness_s = arguments.metrics_staleness_threshold
         choice = choose_index()
         log.info("prefix index: %s %s", choice.implementation, choice.reason)
+        self._decoder = choose_decoder(choice.implementation)
+        log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
         index = choice.make(_index_seed(arguments.index_seed_file))
         self._picker = EndpointPicker(
             replace(config.settings, metrics_staleness_s=staleness_s), CacheView(index)
@@ -129,7 +132,7 @@ class _App:
             thresholds = DirectoryThresholds(arguments.thresholds_dir, self._picker.set_thresholds)
         return _Parts(
             scraper=scraper,
-            events=KvEventsManager(self._picker.cache),
+            events=KvEventsManager(self._picker.cache, decode=self._decoder.decode),
             endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
             thresholds=thresholds,
         )

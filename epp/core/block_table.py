@@ -71,6 +71,26 @@ class BlockTable:
         self._replace(key, old, after)
         return True
 
+    def hold_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> list[BlockKey]:
+        """Mutates: `hold` for a chain of blocks, which mostly have the same holders: then all at once.
+        Returns those that `slot` held already."""
+        rows = self._rows
+        before = list(map(rows.get, keys))
+        old = before[0] if before else None
+        bits = 0 if old is None else old.bits
+        after = bits | ((1 << _LANE[tier] | _ANY) << slot * LANES)
+        new = None if after == bits else self._interned(after)
+        changed = dict.fromkeys(keys, new)
+        if new is None or before.count(old) != len(keys) or len(changed) != len(keys):
+            self._drop_unused(new)
+            return [key for key in keys if not self.hold(key, slot, tier)]
+        rows.update(changed)  # type: ignore[arg-type]  # no None in it
+        new.blocks += len(keys)
+        if old is not None:
+            old.blocks -= len(keys)
+            self._drop_unused(old)
+        return []
+
     def drop(self, key: BlockKey, slot: int, tier: CacheTier) -> None:
         """Mutates: `slot` holds `key` in `tier` no more (harmless if it never did)."""
         old = self._rows.get(key)
@@ -93,9 +113,7 @@ class BlockTable:
 
     def _replace(self, key: BlockKey, old: HolderSet | None, bits: int) -> None:
         if bits:
-            new = self._sets.get(bits)
-            if new is None:
-                new = self._sets[bits] = HolderSet(bits)
+            new = self._interned(bits)
             new.blocks += 1
             self._rows[key] = new
         else:
@@ -104,6 +122,16 @@ class BlockTable:
             old.blocks -= 1
             if not old.blocks:
                 del self._sets[old.bits]
+
+    def _interned(self, bits: int) -> HolderSet:
+        found = self._sets.get(bits)
+        if found is None:
+            found = self._sets[bits] = HolderSet(bits)
+        return found
+
+    def _drop_unused(self, holders: HolderSet | None) -> None:
+        if holders is not None and not holders.blocks:
+            del self._sets[holders.bits]
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from engine_plugin.identity import EndpointId
 from epp.core.event_stream import EventStream, Step, StreamLimits
-from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
+from epp.core.events import Applied, Batch, BatchResult, Buffered, ReplayNeeded, sum_applied
 from epp.core.hashing import InvalidTokens
 from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
@@ -108,7 +108,7 @@ class CacheView:
         self,
         endpoint: EndpointId,
         seq: int,
-        batch: EventBatch | None,
+        batch: Batch | None,
         now_s: float,
         replayed: bool = False,
     ) -> BatchResult:
@@ -157,10 +157,10 @@ class CacheView:
             return Applied(duplicate=True)
         if not step.apply:
             return Applied()
-        events = [event for batch in step.apply for event in batch.events]
-        applied = self._index.apply(endpoint, events)
+        parts = [self._index.apply_batch(endpoint, batch) for batch in step.apply]
+        applied = parts[0] if len(parts) == 1 else sum_applied(parts)
         counters = view.counters
-        counters.applied_batches += len(step.apply)
+        counters.applied_batches += len(parts)
         counters.stored_blocks += applied.stored_blocks
         counters.removed_blocks += applied.removed_blocks
         counters.orphan_blocks += applied.orphan_blocks

@@ -22,6 +22,7 @@ from epp.core.events import (
     FULL_ATTENTION_KINDS,
     AllBlocksCleared,
     Applied,
+    Batch,
     BlockRemoved,
     BlockStored,
     Event,
@@ -81,6 +82,10 @@ class PrefixIndex(Protocol):
 
     def apply(self, endpoint: EndpointId, events: Iterable[Event]) -> Applied:
         """Mutates: take over what the engine says, in order."""
+        ...
+
+    def apply_batch(self, endpoint: EndpointId, batch: Batch) -> Applied:
+        """Mutates: `apply` for a whole message, in whatever form it is."""
         ...
 
     def clear(self, endpoint: EndpointId) -> None:
@@ -185,21 +190,30 @@ class PythonPrefixIndex:
         known = self._endpoints[endpoint]
         tally = Tally()
         for event in events:
-            if isinstance(event, BlockStored):
-                self._store(known, event, tally)
-                work = len(event.hashes)
-            elif isinstance(event, BlockRemoved):
-                self._remove(known.blocks, event, tally)
-                work = len(event.hashes)
-            else:
-                assert isinstance(event, AllBlocksCleared)
-                tally.removed += sum(known.blocks.claims.values())
-                self.clear(endpoint)
-                work = 0
-            if self._cleared:
-                # twice the work that can fill the index, so that clears can never pile up
-                self.sweep(2 * work + _SWEEP_PER_EVENT)
-        return Applied(tally.stored, tally.removed, tally.orphans, tally.unresolved, tally.skipped)
+            self._apply_event(endpoint, known, event, tally)
+        return tally.applied()
+
+    def apply_batch(self, endpoint: EndpointId, batch: Batch) -> Applied:
+        return self.apply(endpoint, batch.events)
+
+    def _apply_event(self, endpoint: EndpointId, known: _Endpoint, event: Event, tally: Tally) -> None:
+        if isinstance(event, BlockStored):
+            self._store(known, event, tally)
+            work = len(event.hashes)
+        elif isinstance(event, BlockRemoved):
+            self._remove(known.blocks, event, tally)
+            work = len(event.hashes)
+        else:
+            assert isinstance(event, AllBlocksCleared)
+            tally.removed += sum(known.blocks.claims.values())
+            self.clear(endpoint)
+            work = 0
+        if self._cleared:
+            self._sweep_after(work)
+
+    def _sweep_after(self, blocks: int) -> None:
+        # twice the work that can fill the index, so that clears can never pile up
+        self.sweep(2 * blocks + _SWEEP_PER_EVENT)
 
     def _store(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         blocks = known.blocks
@@ -212,6 +226,8 @@ class PythonPrefixIndex:
             # tokens without extra keys cannot tell salted from unsalted content: go by name only
             for name in event.hashes:
                 blocks.hold_by_name(name, event.tier, tally)
+            return
+        if self._store_tokens(known, event, tally):
             return
         contents = self._contents(blocks, event)
         if contents is None:
@@ -229,6 +245,29 @@ class PythonPrefixIndex:
         for name, content in zip(event.hashes, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
+
+    def _store_tokens(self, known: _Endpoint, event: BlockStored, tally: Tally) -> bool:
+        """A chain of nothing but tokens, of the learned size, whose parent is known: most stores by far.
+        False: not that case, nothing was done."""
+        size, tokens, extras = event.block_size_tokens, event.token_ids, event.extra_keys
+        if tokens is None or not event.hashes or len(tokens) != size * len(event.hashes):
+            return False
+        if not size or size != known.blocks.block_size_tokens:
+            return False
+        if extras is not None and (len(extras) != len(event.hashes) or not _are_plain(event)):
+            return False
+        parent_key = self._parent_key(known, event)
+        if parent_key is None:
+            return False
+        try:
+            packed = self._pack(tokens)
+        except InvalidTokens:
+            return False
+        known.blocks.hold_chain(event.hashes, parent_key, packed, size * TOKEN_BYTES, event.tier, tally)
+        return True
+
+    def _pack(self, tokens: Sequence[int]) -> bytes:
+        return pack_tokens(tokens)
 
     def _parent_key(self, known: _Endpoint, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:
@@ -316,6 +355,15 @@ class PythonPrefixIndex:
         self._table.check_integrity(expected)
         slots = [blocks.slot for blocks in [*live, *self._cleared]] + self._slots.free
         require(sorted(slots) == list(range(self._slots.count)), "slots are off")
+
+
+def _are_plain(event: BlockStored) -> bool:
+    """Whether no extra key of the event goes into a block (an adapter or a salt goes into the root)."""
+    extras = event.extra_keys or ()
+    if extras.count(None) == len(extras):
+        return True
+    encoded = _encode_extras(event)
+    return len(encoded) == len(event.hashes) and not any(encoded)
 
 
 def _encode_extras(event: BlockStored) -> list[bytes]:

@@ -7,8 +7,10 @@ import pytest
 
 from engine_plugin.identity import EndpointId
 from epp.core.event_stream import StreamLimits
+from epp.core.index_choice import choose_index
 from epp.core.types import ClaimState
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
+from epp.kvevents.packed_codec import choose_decoder
 from tests.integration.kvevents.rig import (
     CLEARED,
     FAST,
@@ -30,7 +32,8 @@ def observe(
     limits: StreamLimits | None = None,
 ) -> tuple[WatchedView, KvEventsManager]:
     view = WatchedView(limits)
-    manager = KvEventsManager(view, settings)
+    decoder = choose_decoder(choose_index().implementation)  # as the picker itself does
+    manager = KvEventsManager(view, settings, decode=decoder.decode)
     for endpoint, engine in engines.items():
         view.add_endpoint(endpoint, has_replay=replay)
         manager.add_endpoint(endpoint, engine.source(replay))
