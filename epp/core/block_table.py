@@ -74,9 +74,11 @@ class BlockTable:
     def hold_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> list[BlockKey]:
         """Mutates: `hold` for a chain of blocks, which mostly have the same holders: then all at once.
         Returns those that `slot` held already."""
+        if not keys:
+            return []
         rows = self._rows
         before = list(map(rows.get, keys))
-        old = before[0] if before else None
+        old = before[0]
         bits = 0 if old is None else old.bits
         after = bits | ((1 << _LANE[tier] | _ANY) << slot * LANES)
         new = None if after == bits else self._interned(after)
