@@ -17,6 +17,7 @@ _INDEX = Extension(
     ["epp/core/_compiled_index.pyx"],
     depends=[
         "epp/core/_block_hash.h",
+        "epp/core/_compiled_dump.pxi",
         "epp/core/_compiled_messages.pxi",
         "epp/core/_compiled_records.pxi",
         "epp/core/_compiled_table.pxi",

@@ -21,8 +21,11 @@ import hashlib
 import sys
 
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, IndexCorrupt, require
-from epp.core.engine_blocks import Tally
+from epp.core.byte_budget import WAITING_BYTES
 from epp.core.hashing import TOKEN_BYTES, BlockHasher, pack_tokens
+from epp.core.index_dump import MAX_COPIES as _MAX_COPIES, Columns, DumpRefused
+from epp.core.index_limits import Tally
+from epp.core.name_sample import NameSample
 from epp.core.packed_events import RECORD, PackedBatch
 from epp.core.prefix_index import Depths, PythonPrefixIndex
 from epp.core.types import CacheTier
@@ -30,6 +33,8 @@ from epp.core.types import CacheTier
 cdef extern from "_holder_table.h":
     ctypedef struct u64_map:
         uint64_t used
+        uint64_t bytes
+        uint64_t *account
     ctypedef struct map_cursor:
         uint64_t dir
         uint32_t slot
@@ -41,6 +46,7 @@ cdef extern from "_holder_table.h":
         holder_set **sets
         uint32_t count
         uint32_t live
+        uint64_t bytes
     ctypedef struct holder_walk:
         uint64_t *alive
         int64_t *depths
@@ -58,11 +64,13 @@ cdef extern from "_holder_table.h":
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
     uint8_t *map_take_next(u64_map *m, map_cursor *at) noexcept
+    int map_has_room(const u64_map *m, uint64_t key) noexcept
     int map_is_sound(const u64_map *m) noexcept
     uint32_t map_tag(const uint8_t *slot) noexcept
     void map_set_tag(uint8_t *slot, uint32_t tag) noexcept
     const int MAP_VALUE_AT
     void table_init(holder_table *t, const uint64_t *secrets) noexcept
+    uint64_t table_count_bytes(const holder_table *t) noexcept
     void table_free(holder_table *t) noexcept
     int table_hold(holder_table *t, uint64_t key, uint32_t slot, uint32_t tier) noexcept
     int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tiers) noexcept
@@ -102,6 +110,7 @@ cdef enum:
     COPIES = 0x7FFF
     CPU_SHIFT = 15
 
+cdef int64_t MAX_COPIES = _MAX_COPIES
 cdef uint32_t REMEMBERED = 0x80000000
 cdef uint32_t NOWHERE = 0xFFFFFFFF
 cdef object _DEVICE = CacheTier.DEVICE
@@ -116,6 +125,7 @@ require(RECORD.size == sizeof(packed_event), "packed records are off")
 
 include "_compiled_table.pxi"
 include "_compiled_records.pxi"
+include "_compiled_dump.pxi"
 include "_compiled_messages.pxi"
 
 
@@ -127,11 +137,12 @@ cdef class _Asked:
     cdef uint32_t *families
     cdef list endpoints
     cdef list roots  # of each family: (model, block size)
+    cdef list limited  # (endpoint, family) of those with further groups
     cdef Py_ssize_t top  # one more than the highest slot
     cdef holder_walk walk
 
     def __cinit__(self, list endpoints):
-        self.endpoints, self.roots, self.count = endpoints, [], len(endpoints)
+        self.endpoints, self.roots, self.limited, self.count = endpoints, [], [], len(endpoints)
         self.slots = <int64_t *>malloc(max(1, self.count) * sizeof(int64_t))
         self.families = <uint32_t *>malloc(max(1, self.count) * sizeof(uint32_t))
         if self.slots == NULL or self.families == NULL:
@@ -159,6 +170,8 @@ cdef class _Asked:
                 model, size = entry.model, blocks.block_size_tokens
                 number = numbers.setdefault((model, size), len(numbers))
             self.slots[i], self.families[i] = blocks.slot, number
+            if blocks.groups is not None:
+                self.limited.append((self.endpoints[i], number))
             self.top = max(self.top, <Py_ssize_t>blocks.slot + 1)
         self.roots = list(numbers)
         self.walk.pairs = <uint32_t>((self.top + 63) // 64)
@@ -234,7 +247,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
     def __init__(self, index_seed, limits=None):
         super().__init__(index_seed, limits)
         self._hasher = CompiledHasher(index_seed)
-        self._table = CompiledTable(index_seed)
+        self._table = CompiledTable(index_seed, self._limits.max_bytes)
 
     def _new_blocks(self):
         return CompiledBlocks(self._slots.take(), self._table, self._hasher.hash, self._limits)
@@ -248,8 +261,7 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         return _pack(tokens)
 
     def _remove(self, blocks, event, tally):
-        if event.group_idx is not None and event.group_idx in blocks.foreign_groups:
-            tally.skipped += len(event.hashes)
+        if self._remove_from_group(blocks, event):
             return
         blocks.remove_all(event.hashes, event.tier, tally)
 
@@ -265,4 +277,21 @@ class CompiledPrefixIndex(PythonPrefixIndex):
                 asked.start(family)
                 root = self._hasher.root(model, query.lora_name, query.cache_salt)
                 _walk(table, kernel, &asked.walk, root, packed, size)
-        return asked.result()
+        found = asked.result()
+        if asked.limited:
+            self._limit_families(asked, query, packed, found)
+        return found
+
+    def _limit_families(self, _Asked asked, query, bytes packed, dict found):
+        for family, (model, size) in enumerate(asked.roots):
+            endpoints = [endpoint for endpoint, number in asked.limited if number == family]
+            deepest = max([found[endpoint].blocks for endpoint in endpoints], default=0)
+            root = self._hasher.root(model, query.lora_name, query.cache_salt)
+            keys = self._hasher.chain(root, packed[: deepest * size * TOKEN_BYTES], size)
+            self._limit(found, keys, endpoints)
+
+    def _columns(self, blocks):
+        return _Dumping(blocks).columns()
+
+    def _load(self, blocks, dump, start, stop):
+        _Dumping(blocks).load(dump, start, stop)

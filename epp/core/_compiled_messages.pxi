@@ -72,16 +72,18 @@ cdef object _apply_packed(index, endpoint, batch):
     cdef CompiledBlocks blocks
     cdef tuple adapters = batch.adapters
     cdef Py_ssize_t i
-    cdef bint done
+    cdef bint done, main
     known, tally = index._endpoints[endpoint], Tally()
     for i in range(p.count):
         _read(&p, i, &event)
         blocks = <CompiledBlocks?>known.blocks  # a clear brings new ones
         done = False
+        # the main group's, as `group_events` tells it; which number that is, is learned in Python
+        main = not event.group or event.group - 1 == blocks.main_group
         try:
-            if event.kind == PACKED_STORED:
+            if event.kind == PACKED_STORED and main:
                 done = _store_packed(index, known, blocks, &p, &event, adapters)
-            elif event.kind == PACKED_REMOVED and not blocks.foreign_groups:
+            elif event.kind == PACKED_REMOVED and main:
                 blocks.remove_words(
                     p.names + event.first_name * sizeof(uint64_t),
                     event.names,

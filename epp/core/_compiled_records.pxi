@@ -32,6 +32,7 @@ cdef struct Counts:
     Py_ssize_t orphans
     Py_ssize_t unresolved
     Py_ssize_t skipped
+    Py_ssize_t refused
 
 
 cdef int _flush(Counts *counts, object tally) except -1:
@@ -40,6 +41,7 @@ cdef int _flush(Counts *counts, object tally) except -1:
     if counts.orphans: tally.orphans += counts.orphans
     if counts.unresolved: tally.unresolved += counts.unresolved
     if counts.skipped: tally.skipped += counts.skipped
+    if counts.refused: tally.refused += counts.refused
     memset(counts, 0, sizeof(Counts))
     return 0
 
@@ -75,7 +77,9 @@ cdef class CompiledBlocks:
     cdef readonly uint32_t slot
     cdef readonly Py_ssize_t forgotten_waiting
     cdef public object block_size_tokens
-    cdef public set foreign_groups
+    cdef public object main_group, groups
+    cdef readonly object sample
+    cdef readonly Py_ssize_t refused
     cdef CompiledTable table
     cdef _Hash hash
     cdef u64_map names
@@ -88,6 +92,8 @@ cdef class CompiledBlocks:
     cdef dict waiting_records
     cdef dict children
     cdef Py_ssize_t waiting_bytes
+    cdef Py_ssize_t estimate  # bytes of what lives in Python
+    cdef uint64_t sample_last  # keys up to here are of interest to the sample
     cdef Py_ssize_t max_blocks, max_waiting, max_waiting_bytes, max_remembered
     # a doubly linked list of the remembered records, oldest first
     cdef Remembered *nodes
@@ -97,21 +103,33 @@ cdef class CompiledBlocks:
     def __cinit__(self, uint32_t slot, CompiledTable table, _Hash kernel, limits):
         self.slot, self.table, self.hash = slot, table, kernel
         map_init(&self.names, sizeof(uint64_t), table.secrets.words[5], table.secrets.words[6])
+        self.names.account = &table.of_endpoints
+        self.sample, self.sample_last = NameSample(), <uint64_t>-1
         self.spare_node = self.oldest = self.newest = NOWHERE
         self.max_blocks = _bound(limits.max_blocks)
         self.max_waiting = _bound(limits.max_waiting_blocks)
         self.max_waiting_bytes = _bound(limits.max_waiting_bytes)
         self.max_remembered = min(_bound(limits.max_remembered_blocks), 1 << 30)
         self.block_size_tokens = 0
-        self.foreign_groups = set()
         self.more, self.aliases, self.waiting_records, self.children = {}, {}, {}, {}
 
     def __dealloc__(self):
+        self.names.account = NULL  # the table may be gone already
         map_free(&self.names)
         free(self.nodes)
 
     def __len__(self):
         return self.names.used + len(self.waiting_records)
+
+    @property
+    def is_pristine(self):
+        learned = len(self) or self.block_size_tokens or self.groups is not None
+        return not learned and self.main_group is None
+
+    @property
+    def own_bytes(self):
+        own = self.names.bytes + self.node_room * sizeof(Remembered) + self.estimate
+        return own if self.groups is None else own + self.groups.own_bytes
 
     @property
     def waiting(self):
@@ -129,7 +147,7 @@ cdef class CompiledBlocks:
 
     def hold(self, name, uint64_t key, uint32_t tier, tally):
         try:
-            self._hold(self.hash.name(name), name, key, tier)
+            self._hold(self.hash.name(name), key, tier)
         finally:
             _flush(&self.counts, tally)
 
@@ -141,7 +159,7 @@ cdef class CompiledBlocks:
         try:
             for i in range(count):
                 key = block_hash(self.hash.secrets.words, key, _data(packed) + i * block_bytes, block_bytes)
-                self._hold(self.hash.name(names[i]), names[i], key, tier)
+                self._hold(self.hash.name(names[i]), key, tier)
         finally:
             _flush(&self.counts, tally)
 
@@ -163,7 +181,7 @@ cdef class CompiledBlocks:
                 )
                 map_prefetch(&self.table.table.rows, key)
             for i in range(stride):
-                self._hold(words[i], None, keys[i], tier)
+                self._hold(words[i], keys[i], tier)
             done += stride
         return 0
 
@@ -171,25 +189,27 @@ cdef class CompiledBlocks:
         """`hold_by_name` for names in an array. Counts are left in `counts`."""
         cdef uint32_t i
         for i in range(count):
-            self._hold_by_name(load_u64(names + i * sizeof(uint64_t)), None, tier)
+            self._hold_by_name(load_u64(names + i * sizeof(uint64_t)), tier)
         return 0
 
     def hold_by_name(self, name, uint32_t tier, tally):
         try:
-            self._hold_by_name(self.hash.name(name), name, tier)
+            self._hold_by_name(self.hash.name(name), tier)
         finally:
             _flush(&self.counts, tally)
 
-    cdef int _hold_by_name(self, uint64_t word, object name, uint32_t tier) except -1:
-        """`name` None: it is `word`."""
+    cdef int _hold_by_name(self, uint64_t word, uint32_t tier) except -1:
         cdef _Waiting waiting
         cdef uint8_t *record = map_find(&self.names, word)
         if record != NULL:
             self._add_copy(record, tier)
             self.counts.stored += 1
             return 0
+        if self._refuses_waiting(word):
+            self.counts.refused += 1
+            return 0
         self.counts.unresolved += 1
-        waiting = self._waiting_record(word if name is None else name)
+        waiting = self._waiting_record(word)
         waiting.add(tier, 1)
         self._trim_waiting()
         return 0
@@ -201,27 +221,31 @@ cdef class CompiledBlocks:
             self._add_copy(record, tier)
             tally.stored += 1
             return
+        if self._refuses_waiting(name):
+            tally.refused += 1
+            return
         tally.orphans += 1
         waiting = self._waiting_record(name)
         if waiting.payload is None:
             waiting.parent, waiting.payload = parent, payload
             self.waiting_bytes += len(payload)
+            self._charge(len(payload))
             self.children.setdefault(parent, {})[name] = None
         waiting.add(tier, 1)
         self._trim_waiting()
 
-    cdef int _hold(self, uint64_t word, object name, uint64_t key, uint32_t tier) except -1:
-        """`name` None: it is `word`."""
-        if name is None and (self.waiting_records or self.children):
-            name = word
+    cdef int _hold(self, uint64_t word, uint64_t key, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)
-        if record == NULL and self.waiting_records and name in self.waiting_records:
-            self._settle(name, key)
+        if record == NULL and self.waiting_records and word in self.waiting_records:
+            self._settle(word, key)
             record = map_find(&self.names, word)
         elif record == NULL and <Py_ssize_t>self.names.used + len(self.waiting_records) >= self.max_blocks:
             self.counts.skipped += 1
             return 0
         if record == NULL:
+            if self.table.is_tight() and self._refuses(word, key):
+                self._refuse(1)
+                return 0
             self._add_record(word, key, 1 << _shift(tier))
         elif _key(record) == key:
             self._add_copy(record, tier)
@@ -229,8 +253,8 @@ cdef class CompiledBlocks:
             self.counts.skipped += 1
             return 0
         self.counts.stored += 1
-        if self.children and name in self.children:
-            self._settle_descendants(name, key)
+        if self.children and word in self.children:
+            self._settle_descendants(word, key)
         return 0
 
     cdef int _add_record(self, uint64_t word, uint64_t key, uint32_t tag) except -1:
@@ -244,6 +268,36 @@ cdef class CompiledBlocks:
             self._claim(key, IN_DEVICE)
         if _copies(tag, IN_CPU):
             self._claim(key, IN_CPU)
+        if key <= self.sample_last:
+            self.sample.note(key, word)
+            self.sample_last = self.sample.below - 1
+        if self.groups is not None and word in self.groups.awaited:
+            self.groups.settle(word, key)
+        return 0
+
+    cdef bint _refuses(self, uint64_t word, uint64_t key) except -1:
+        """The budget is tight: whether it refuses a new block, as `byte_budget` says. An endpoint at or
+        above the mean may still fill slots that are there."""
+        if self.table.is_full:
+            return True
+        if self.own_bytes * self.table.endpoints < self.table.of_endpoints:
+            return False
+        return not (map_has_room(&self.names, word) and map_has_room(&self.table.table.rows, key))
+
+    cdef bint _refuses_waiting(self, name) except -1:
+        if name in self.waiting_records or not self.table.is_full:
+            return False
+        self.refused += 1
+        return True
+
+    cdef int _refuse(self, Py_ssize_t blocks) except -1:
+        self.counts.refused += blocks
+        self.refused += blocks
+        return 0
+
+    cdef int _charge(self, Py_ssize_t bytes_) except -1:
+        self.estimate += bytes_
+        self.table.of_endpoints += <uint64_t>bytes_
         return 0
 
     cdef int _add_copy(self, uint8_t *record, uint32_t tier) except -1:
@@ -275,16 +329,16 @@ cdef class CompiledBlocks:
         waiting = self.waiting_records.get(name)
         if waiting is None:
             waiting = self.waiting_records[name] = _Waiting()
+            self._charge(WAITING_BYTES)
         return waiting
 
-    cdef int _settle(self, object name, uint64_t key) except -1:
+    cdef int _settle(self, uint64_t word, uint64_t key) except -1:
         """A waiting block's content is known now: claim the copies it already has."""
-        cdef _Waiting waiting = self.waiting_records[name]
-        cdef uint64_t word = self.hash.name(name)
+        cdef _Waiting waiting = self.waiting_records[word]
         cdef uint32_t tag = 0, tier
-        self._stop_waiting(name, waiting)
-        if map_find(&self.names, word) != NULL:  # two huge names with one 64-bit form: keep the first
-            return 0
+        self._stop_waiting(word, waiting)
+        if self.table.is_tight() and self._refuses(word, key):
+            return self._refuse(waiting.device + waiting.cpu)
         for tier in (IN_DEVICE, IN_CPU):
             copies = waiting.copies(tier)
             self.counts.stored += copies
@@ -312,6 +366,7 @@ cdef class CompiledBlocks:
 
     cdef int _stop_waiting(self, object name, _Waiting waiting) except -1:
         del self.waiting_records[name]
+        self._charge(-WAITING_BYTES - len(waiting.payload or b""))
         if waiting.payload is not None:
             self.waiting_bytes -= len(waiting.payload)
             siblings = self.children.get(waiting.parent)
@@ -337,7 +392,7 @@ cdef class CompiledBlocks:
     def remove_all(self, tuple names, uint32_t tier, tally):
         try:
             for name in names:
-                self._remove(self.hash.name(name), name, tier)
+                self._remove(self.hash.name(name), tier)
         finally:
             _flush(&self.counts, tally)
 
@@ -351,17 +406,14 @@ cdef class CompiledBlocks:
                 words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
                 map_prefetch(&self.names, words[i])
             for i in range(stride):
-                self._remove(words[i], None, tier)
+                self._remove(words[i], tier)
             done += stride
         return 0
 
-    cdef int _remove(self, uint64_t word, object name, uint32_t tier) except -1:
-        """`name` None: it is `word`."""
+    cdef int _remove(self, uint64_t word, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)
         if record == NULL:
-            if not self.waiting_records:
-                return 0
-            return self._remove_waiting(word if name is None else name, tier)
+            return self._remove_waiting(word, tier) if self.waiting_records else 0
         cdef uint32_t tag = map_tag(record), copies = _copies(tag, tier)
         if not copies:
             return 0
@@ -434,6 +486,7 @@ cdef class CompiledBlocks:
             nodes = <Remembered *>realloc(self.nodes, room * sizeof(Remembered))
             if nodes == NULL:
                 raise MemoryError
+            self.table.of_endpoints += (room - self.node_room) * sizeof(Remembered)
             self.nodes, self.node_room = nodes, room
         self.nodes_used += 1
         return self.nodes_used - 1
@@ -467,10 +520,21 @@ cdef class CompiledBlocks:
                 break
             self.table.drop(_key(record), self.slot, IN_DEVICE | IN_CPU)
             done += 1
-        if not self.names.used:
-            map_free(&self.names)
-            self.swept = map_cursor(0, 0)
+        if not len(self):
+            self.release()
         return done
+
+    def release(self):
+        """As in the reference."""
+        if self.groups is not None:
+            self.groups.release()
+        map_free(&self.names)
+        self.swept = map_cursor(0, 0)
+        free(self.nodes)
+        self.table.of_endpoints -= self.node_room * sizeof(Remembered)
+        self.nodes, self.node_room, self.nodes_used = NULL, 0, 0
+        self.spare_node = self.oldest = self.newest = NOWHERE
+        self._charge(-self.estimate)
 
     def held(self):
         """Every claim, once per engine hash and tier."""
@@ -508,6 +572,10 @@ cdef class CompiledBlocks:
         for tier, count in self.claims.items():
             require(count == sum(1 for claim in claims if claim[1] is tier), "claim count is off")
         require(sum(self.aliases.values()) == len(claims) - len(set(claims)), "aliases are off")
+        waits = WAITING_BYTES * len(self.waiting_records) + self.waiting_bytes
+        require(self.estimate == waits, "estimated bytes are off")
+        if self.groups is not None:
+            self.groups.check_integrity()
 
     def _remembered(self):
         cdef uint32_t node = self.oldest

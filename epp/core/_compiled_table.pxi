@@ -26,6 +26,9 @@ cdef class _Hash:
     def next_key(self, uint64_t parent, bytes block):
         return block_hash(self.secrets.words, parent, _data(block), PyBytes_GET_SIZE(block))
 
+    def name_of(self, engine_hash):
+        return self.name(engine_hash)
+
     cdef uint64_t name(self, object engine_hash) except? 0:
         """An engine's name as 64 bits: itself where it fits, a keyed hash of it where it does not."""
         try:
@@ -38,10 +41,13 @@ cdef class _Hash:
 class CompiledHasher(BlockHasher):
     """Block keys by the C hash; roots as in the reference."""
 
+    scheme = "fold-chain-1"
+
     def __init__(self, index_seed):
         super().__init__(index_seed)
         self.hash = _Hash(index_seed)
         self.next_key = self.hash.next_key
+        self.name = self.hash.name_of
 
     def chain(self, parent, bytes packed, Py_ssize_t block_size_tokens):
         cdef Py_ssize_t block_bytes = block_size_tokens * TOKEN_BYTES, i
@@ -55,14 +61,48 @@ class CompiledHasher(BlockHasher):
 
 
 cdef class CompiledTable:
-    """Block key -> holders. See `block_table.BlockTable` for the methods."""
+    """Block key -> holders. See `block_table.BlockTable` for the methods.
+
+    It is its own `byte_budget.ByteBudget`: the bytes are what the maps have allocated.
+    """
 
     cdef holder_table table
     cdef Secrets secrets  # five words for the table, two for the maps of engine names
+    cdef uint64_t of_endpoints  # bytes of their maps, and the estimates for what lives in Python
+    cdef uint64_t most, tight
+    cdef public Py_ssize_t endpoints
 
-    def __cinit__(self, bytes index_seed):
+    def __cinit__(self, bytes index_seed, max_bytes):
         self.secrets = _derive(index_seed, b"kvpull-holders")
         table_init(&self.table, self.secrets.words)
+        self.most = min(max_bytes, 1 << 62)
+        self.tight = self.most - self.most // 8
+
+    @property
+    def budget(self):
+        return self
+
+    @property
+    def table_bytes(self):
+        return self.table.bytes
+
+    @property
+    def endpoint_bytes(self):
+        return self.of_endpoints
+
+    @property
+    def total_bytes(self):
+        return self.table.bytes + self.of_endpoints
+
+    @property
+    def is_full(self):
+        return self.table.bytes + self.of_endpoints >= self.most
+
+    def charge(self, int64_t bytes_):
+        self.of_endpoints += <uint64_t>bytes_
+
+    cdef inline bint is_tight(self) noexcept:
+        return self.table.bytes + self.of_endpoints >= self.tight
 
     def __dealloc__(self):
         table_free(&self.table)
@@ -116,5 +156,6 @@ cdef class CompiledTable:
         blocks = [self.table.sets[i].blocks for i in range(1, self.table.count) if self.table.sets[i] != NULL]
         require(sorted(blocks) == sorted(counts.values()), "interned sets are off")
         require(self.table.live == len(counts), "live sets are off")
+        require(table_count_bytes(&self.table) == self.table.bytes, "table bytes are off")
         require(map_is_sound(&self.table.rows), "the row map is off")
         require(map_is_sound(&self.table.by_hash), "the set map is off")

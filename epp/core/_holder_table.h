@@ -33,6 +33,7 @@ typedef struct {
     uint64_t *scratch;
     uint32_t scratch_pairs;
     uint64_t secret;
+    uint64_t bytes; /* allocated for all of this */
     /* The flip before this one; most blocks repeat it. Never stale: an id that was freed is only given
      * out again by another flip. */
     struct { uint32_t from, to, slot, change; } last;
@@ -42,6 +43,7 @@ static void table_init(holder_table *t, const uint64_t *secrets) {
     memset(t, 0, sizeof *t);
     map_init(&t->rows, 0, secrets[0], secrets[1]);
     map_init(&t->by_hash, 0, secrets[2], secrets[3]);
+    t->rows.account = t->by_hash.account = &t->bytes;
     t->secret = secrets[4];
     t->count = 1;
     t->last.from = HOLDERS_FAILED;
@@ -54,6 +56,10 @@ static void table_free(holder_table *t) {
     free(t->scratch);
     map_free(&t->rows);
     map_free(&t->by_hash);
+}
+
+static inline size_t holder_set_bytes(uint32_t pairs) {
+    return sizeof(holder_set) + 2 * (size_t)pairs * sizeof(uint64_t);
 }
 
 static inline uint64_t holder_bit_hash(const holder_table *t, uint32_t slot, uint32_t tier) {
@@ -82,6 +88,7 @@ static uint32_t holder_new_id(holder_table *t) {
         if (!sets) return HOLDERS_FAILED;
         t->sets = sets;
         t->sets[0] = NULL;
+        t->bytes += (uint64_t)(cap - t->cap) * (sizeof *sets + sizeof *spare);
         t->cap = cap;
     }
     t->sets[t->count] = NULL;
@@ -95,7 +102,7 @@ static uint32_t holder_intern(holder_table *t, uint64_t hash, uint32_t pairs) {
     uint32_t first = head ? map_tag(head) : HOLDERS_NONE;
     for (uint32_t id = first; id != HOLDERS_NONE; id = t->sets[id]->next)
         if (t->sets[id]->pairs == pairs && !memcmp(t->sets[id]->bits, t->scratch, bytes)) return id;
-    holder_set *set = malloc(sizeof *set + bytes);
+    holder_set *set = malloc(holder_set_bytes(pairs));
     uint32_t id = set ? holder_new_id(t) : HOLDERS_FAILED;
     int fresh = 0;
     head = id == HOLDERS_FAILED ? NULL : map_put(&t->by_hash, hash, id, &fresh);
@@ -112,6 +119,7 @@ static uint32_t holder_intern(holder_table *t, uint64_t hash, uint32_t pairs) {
     map_set_tag(head, id);
     t->sets[id] = set;
     t->live++;
+    t->bytes += holder_set_bytes(pairs);
     return id;
 }
 
@@ -128,6 +136,7 @@ static void holder_release(holder_table *t, uint32_t id) {
     } else {
         map_del(&t->by_hash, set->hash);
     }
+    t->bytes -= holder_set_bytes(set->pairs);
     free(set);
     t->sets[id] = NULL;
     t->spare[t->spares++] = id; /* has room for every id given out */
@@ -143,6 +152,7 @@ static uint32_t holder_flip(holder_table *t, uint32_t from, uint32_t slot, uint3
         uint64_t *scratch = realloc(t->scratch, 2 * (size_t)pairs * sizeof *scratch);
         if (!scratch) return HOLDERS_FAILED;
         t->scratch = scratch;
+        t->bytes += 2 * (uint64_t)(pairs - t->scratch_pairs) * sizeof *scratch;
         t->scratch_pairs = pairs;
     }
     if (old) memcpy(t->scratch, t->sets[from]->bits, 2 * (size_t)old * sizeof *t->scratch);
@@ -197,6 +207,15 @@ static int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tie
     }
     holder_release(t, from);
     return 1;
+}
+
+/* What is allocated, counted anew. For tests. */
+static uint64_t table_count_bytes(const holder_table *t) {
+    uint64_t bytes = t->rows.bytes + t->by_hash.bytes + 2 * (uint64_t)t->scratch_pairs * sizeof *t->scratch;
+    bytes += (uint64_t)t->cap * (sizeof *t->sets + sizeof *t->spare);
+    for (uint32_t i = 1; i < t->count; i++)
+        if (t->sets[i]) bytes += holder_set_bytes(t->sets[i]->pairs);
+    return bytes;
 }
 
 /* --- the walk ------------------------------------------------------------------------------------ */

@@ -35,6 +35,8 @@ typedef struct {
     uint32_t depth, stride;
     uint64_t used;
     uint64_t secret, factor;
+    uint64_t bytes;    /* allocated for it */
+    uint64_t *account; /* the same, summed over several maps; NULL: nobody counts */
 } u64_map;
 
 typedef struct {
@@ -81,13 +83,26 @@ static void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t
     m->factor = factor | 1;
 }
 
+static inline void map_charge(u64_map *m, uint64_t more, uint64_t fewer) {
+    m->bytes += more - fewer;
+    if (m->account) *m->account += more - fewer;
+}
+
+static void map_drop_segment(u64_map *m, map_segment *s) {
+    if (!s) return;
+    map_charge(m, 0, sizeof *s + (uint64_t)s->cap * m->stride);
+    free(s->slots);
+    free(s);
+}
+
 static void map_free(u64_map *m) {
-    for (size_t i = 0; m->dir && i < (size_t)1 << m->depth;) {
+    if (!m->dir) return;
+    for (size_t i = 0; i < (size_t)1 << m->depth;) {
         map_segment *s = m->dir[i];
         i += (size_t)1 << (m->depth - s->depth);
-        free(s->slots);
-        free(s);
+        map_drop_segment(m, s);
     }
+    map_charge(m, 0, ((uint64_t)1 << m->depth) * sizeof *m->dir);
     free(m->dir);
     m->dir = NULL;
     m->depth = 0;
@@ -107,7 +122,7 @@ static uint32_t map_next_cap(const map_segment *s) {
     return s->cap < MAP_SMALL_SLOTS ? s->cap * 2 : map_cap_for((uint64_t)s->cap + 1);
 }
 
-static map_segment *map_new_segment(const u64_map *m, uint32_t cap, uint32_t depth) {
+static map_segment *map_new_segment(u64_map *m, uint32_t cap, uint32_t depth) {
     map_segment *s = malloc(sizeof *s);
     if (!s) return NULL;
     s->slots = calloc(cap, m->stride);
@@ -115,6 +130,7 @@ static map_segment *map_new_segment(const u64_map *m, uint32_t cap, uint32_t dep
     s->cap = cap;
     s->used = 0;
     s->depth = depth;
+    map_charge(m, sizeof *s + (uint64_t)cap * m->stride, 0);
     return s;
 }
 
@@ -126,13 +142,14 @@ static uint8_t *map_place(const u64_map *m, map_segment *s, uint64_t hash) {
     return map_slot(m, s, i);
 }
 
-static int map_resize(const u64_map *m, map_segment *s, uint32_t cap) {
+static int map_resize(u64_map *m, map_segment *s, uint32_t cap) {
     map_segment bigger = {calloc(cap, m->stride), cap, 0, s->depth};
     if (!bigger.slots) return -1;
     for (uint32_t i = 0; i < s->cap; i++) {
         const uint8_t *p = map_slot(m, s, i);
         if (map_tag(p)) map_copy(m, map_place(m, &bigger, map_hash(m, load_u64(p))), p);
     }
+    map_charge(m, (uint64_t)cap * m->stride, (uint64_t)s->cap * m->stride);
     free(s->slots);
     *s = bigger;
     return 0;
@@ -146,6 +163,7 @@ static int map_double_dir(u64_map *m) {
     free(m->dir);
     m->dir = dir;
     m->depth++;
+    map_charge(m, count * sizeof *dir, 0);
     return 0;
 }
 
@@ -165,15 +183,13 @@ static int map_split(u64_map *m, map_segment *s, uint64_t hash) {
         if (!failed) map_copy(m, map_place(m, half, h), p);
     }
     if (failed) {
-        for (int i = 0; i < 2; i++)
-            if (halves[i]) { free(halves[i]->slots); free(halves[i]); }
+        for (int i = 0; i < 2; i++) map_drop_segment(m, halves[i]);
         return -1;
     }
     size_t span = (size_t)1 << (m->depth - s->depth);
     size_t first = map_dir_at(m, hash) & ~(span - 1);
     for (size_t i = 0; i < span; i++) m->dir[first + i] = halves[i >= span / 2];
-    free(s->slots);
-    free(s);
+    map_drop_segment(m, s);
     return 0;
 }
 
@@ -195,6 +211,15 @@ static inline void map_prefetch(const u64_map *m, uint64_t key) {
     __builtin_prefetch(map_slot(m, s, map_home(s, hash)));
 }
 
+static inline int map_segment_has_room(const map_segment *s) {
+    return (uint64_t)(s->used + 1) * 6 <= (uint64_t)s->cap * 5;
+}
+
+/* A new `key` would fit without an allocation. */
+static inline int map_has_room(const u64_map *m, uint64_t key) {
+    return m->dir && map_segment_has_room(m->dir[map_dir_at(m, map_hash(m, key))]);
+}
+
 /* The slot of `key`; a new one gets `tag` (not 0) and zeros. NULL: out of memory, nothing changed. */
 static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
     *fresh = 0;
@@ -203,12 +228,13 @@ static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
     if (!m->dir) {
         map_segment *s = map_new_segment(m, map_cap_for(0), 0);
         m->dir = s ? malloc(sizeof *m->dir) : NULL;
-        if (!m->dir) { if (s) free(s->slots); free(s); return NULL; }
+        if (!m->dir) { map_drop_segment(m, s); return NULL; }
+        map_charge(m, sizeof *m->dir, 0);
         m->dir[0] = s;
     }
     uint64_t hash = map_hash(m, key);
     map_segment *s = m->dir[map_dir_at(m, hash)];
-    while ((uint64_t)(s->used + 1) * 6 > (uint64_t)s->cap * 5) {
+    while (!map_segment_has_room(s)) {
         int failed = s->cap >= MAP_SEGMENT_SLOTS && s->depth < MAP_MAX_DEPTH
                          ? map_split(m, s, hash)
                          : map_resize(m, s, map_next_cap(s));
@@ -274,10 +300,10 @@ static uint8_t *map_take_next(u64_map *m, map_cursor *at) {
     return p;
 }
 
-/* Every record can be found, no segment is too full, the counts are right. For tests. */
+/* Every record can be found, no segment is too full, counts and bytes are right. For tests. */
 static int map_is_sound(const u64_map *m) {
     map_cursor at = {0, 0};
-    uint64_t seen = 0, used = 0;
+    uint64_t seen = 0, used = 0, bytes = m->dir ? ((uint64_t)1 << m->depth) * sizeof *m->dir : 0;
     for (uint8_t *p; (p = map_next(m, &at));) {
         if (map_find(m, load_u64(p)) != p) return 0;
         seen++;
@@ -286,9 +312,10 @@ static int map_is_sound(const u64_map *m) {
         const map_segment *s = m->dir[i];
         if (s->depth > m->depth || s->used >= s->cap) return 0;
         used += s->used;
+        bytes += sizeof *s + (uint64_t)s->cap * m->stride;
         i += (size_t)1 << (m->depth - s->depth);
     }
-    return seen == m->used && used == m->used;
+    return seen == m->used && used == m->used && bytes == m->bytes;
 }
 
 #endif

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from epp.core.byte_budget import ROW_BYTES, SET_BYTES, ByteBudget
 from epp.core.types import BlockKey, CacheTier
 
 LANES = 3  # bits a slot: device, CPU, any
@@ -45,7 +46,8 @@ class HolderSet:
 class BlockTable:
     """The table itself. One for all block sizes: keys of different sizes never meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 62) -> None:
+        self.budget = ByteBudget(max_bytes)
         self._rows: dict[BlockKey, HolderSet] = {}
         self._sets: dict[int, HolderSet] = {}
 
@@ -88,7 +90,9 @@ class BlockTable:
             return [key for key in keys if not self.hold(key, slot, tier)]
         rows.update(changed)  # type: ignore[arg-type]  # no None in it
         new.blocks += len(keys)
-        if old is not None:
+        if old is None:
+            self.budget.table_bytes += ROW_BYTES * len(keys)
+        else:
             old.blocks -= len(keys)
             self._drop_unused(old)
         return []
@@ -114,26 +118,33 @@ class BlockTable:
             self._replace(key, old, after)
 
     def _replace(self, key: BlockKey, old: HolderSet | None, bits: int) -> None:
+        budget = self.budget
+        if old is None:
+            budget.table_bytes += ROW_BYTES
         if bits:
             new = self._interned(bits)
             new.blocks += 1
             self._rows[key] = new
         else:
             del self._rows[key]
+            budget.table_bytes -= ROW_BYTES
         if old is not None:
             old.blocks -= 1
             if not old.blocks:
                 del self._sets[old.bits]
+                budget.table_bytes -= SET_BYTES
 
     def _interned(self, bits: int) -> HolderSet:
         found = self._sets.get(bits)
         if found is None:
             found = self._sets[bits] = HolderSet(bits)
+            self.budget.table_bytes += SET_BYTES
         return found
 
     def _drop_unused(self, holders: HolderSet | None) -> None:
         if holders is not None and not holders.blocks:
             del self._sets[holders.bits]
+            self.budget.table_bytes -= SET_BYTES
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.
@@ -173,6 +184,8 @@ class BlockTable:
         for bits in expected.values():
             counts[bits] = counts.get(bits, 0) + 1
         require({bits: s.blocks for bits, s in self._sets.items()} == counts, "interned sets are off")
+        size = ROW_BYTES * len(self._rows) + SET_BYTES * len(self._sets)
+        require(self.budget.table_bytes == size, "table bytes are off")
         require(all(s is self._sets[s.bits] for s in self._rows.values()), "a set is not interned")
 
 

@@ -14,43 +14,22 @@ This module must not know how keys are rooted, nor other endpoints.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 
 from msgspec import Struct
 
 from epp.core.block_table import BlockTable, require
-from epp.core.events import Applied
+from epp.core.byte_budget import RECORD_BYTES, ROW_BYTES, SET_BYTES, WAITING_BYTES
+from epp.core.endpoint_claims import EndpointClaims
 from epp.core.hashing import TOKEN_BYTES, BlockHasher
+from epp.core.index_limits import IndexLimits as IndexLimits
+from epp.core.index_limits import Tally as Tally
+from epp.core.name_sample import NameSample
 from epp.core.types import BlockKey, CacheTier, EngineBlockHash
+from epp.core.window_groups import WindowGroups
 
 TIERS = (CacheTier.DEVICE, CacheTier.CPU)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexLimits:
-    """Bounds per endpoint. When full: new blocks make no claim (counted as skipped); waiting and
-    remembered blocks are forgotten oldest first."""
-
-    max_blocks: int = 4_000_000
-    max_waiting_blocks: int = 16_384
-    max_waiting_bytes: int = 16 << 20
-    max_remembered_blocks: int = 4_096
-
-
-@dataclass(slots=True)
-class Tally:
-    """Running counts of one batch, in block stores and removals."""
-
-    stored: int = 0
-    removed: int = 0
-    orphans: int = 0
-    unresolved: int = 0
-    skipped: int = 0
-
-    def applied(self) -> Applied:
-        return Applied(self.stored, self.removed, self.orphans, self.unresolved, self.skipped)
 
 
 class _Record(Struct, gc=False):
@@ -81,10 +60,12 @@ class EngineBlocks:
     def __init__(self, slot: int, table: BlockTable, hasher: BlockHasher, limits: IndexLimits) -> None:
         self.slot = slot
         self.block_size_tokens = 0  # learned from the first store that carries tokens
-        self.foreign_groups: set[int] = set()  # groups whose blocks prove no prefix
+        self.main_group: int | None = None  # number of the full-attention group, where it has one
+        self.groups: WindowGroups | None = None  # all others
+        self.refused = 0
+        self.sample = NameSample()
         self.forgotten_waiting = 0
-        self.claims = {CacheTier.DEVICE: 0, CacheTier.CPU: 0}  # engine hashes with a copy in the tier
-        self._table = table
+        self._claims = EndpointClaims(slot, table)
         self._hasher = hasher
         self._limits = limits
         self._records: dict[EngineBlockHash, _Record] = {}
@@ -93,15 +74,34 @@ class EngineBlocks:
         self._waiting_bytes = 0
         self._remembered: OrderedDict[EngineBlockHash, None] = OrderedDict()
         self._children: dict[EngineBlockHash, dict[EngineBlockHash, None]] = {}  # of waiting blocks
-        # further hashes of this engine with the same key and tier (only after a change of its hashing)
-        self._aliases: dict[tuple[BlockKey, CacheTier], int] = {}
+        self._budget = table.budget
+        self._bytes = 0
+
+    @property
+    def is_pristine(self) -> bool:
+        """Nothing was learned since the last clear."""
+        return not (self._records or self.block_size_tokens or self.groups) and self.main_group is None
 
     def __len__(self) -> int:
         return len(self._records)
 
     @property
+    def claims(self) -> Mapping[CacheTier, int]:
+        """Engine hashes with a copy in each tier."""
+        return self._claims.counts
+
+    @property
+    def remembered(self) -> int:
+        return len(self._remembered)
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def own_bytes(self) -> int:
+        """What the records of this endpoint take, as `byte_budget` counts."""
+        return self._bytes + (0 if self.groups is None else self.groups.own_bytes)
 
     def key_of(self, name: EngineBlockHash) -> BlockKey | None:
         """Our key of the engine's block, if its content is known. Mutates nothing."""
@@ -117,18 +117,25 @@ class EngineBlocks:
             if len(self._records) >= self._limits.max_blocks:
                 tally.skipped += 1
                 return
+            if self._budget.is_tight and self._budget.refuses(self.own_bytes):
+                self._refuse(1, tally)
+                return
             record = self._records[name] = _Record(key)
+            self._charge(RECORD_BYTES)
             record.add(tier, 1)
-            self._claim(key, tier)
+            self._claims.add(key, tier)
+            self._announce(name, key)
+            tally.stored += 1
         elif record.key is None:
-            self._settle(name, record, key, tally)
-            self._add_copy(name, record, key, tier)
+            record.add(tier, 1)  # first, so that it cannot be forgotten as a block without copies
+            if not self._settle(name, record, key, tally):
+                return
         elif record.key == key:
             self._add_copy(name, record, key, tier)
+            tally.stored += 1
         else:  # one name for two contents: believe the first
             tally.skipped += 1
             return
-        tally.stored += 1
         if name in self._children:
             self._settle_descendants(name, key, tally)
 
@@ -152,15 +159,20 @@ class EngineBlocks:
             or len(records) + len(names) > self._limits.max_blocks
             or not records.keys().isdisjoint(names)
             or len(fresh) != len(names)
+            or (self.groups is not None and self.groups.awaited)
+            or self._budget.is_tight_with(len(names) * (RECORD_BYTES + ROW_BYTES) + SET_BYTES)
         ):
             for name, key in zip(names, keys, strict=True):
                 self.hold(name, key, tier, tally)
             return
         records.update(fresh)
-        self.claims[tier] += len(names)
+        self._charge(RECORD_BYTES * len(names))
+        self._claims.add_all(keys, tier)
         tally.stored += len(names)
-        for key in self._table.hold_all(keys, self.slot, tier):
-            self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
+        if keys and min(keys) < self.sample.below:
+            for name, key in zip(names, keys, strict=True):
+                if key < self.sample.below:
+                    self.sample.note(key, name)
 
     def hold_by_name(self, name: EngineBlockHash, tier: CacheTier, tally: Tally) -> None:
         """Mutates: one more copy of a block known only by its name; waits if it is not known."""
@@ -168,6 +180,9 @@ class EngineBlocks:
         if record is not None and record.key is not None:
             self._add_copy(name, record, record.key, tier)
             tally.stored += 1
+            return
+        if record is None and self._budget.is_full:
+            self._refuse(1, tally)
             return
         tally.unresolved += 1
         if record is None:
@@ -184,12 +199,16 @@ class EngineBlocks:
             self._add_copy(name, record, record.key, tier)
             tally.stored += 1
             return
+        if record is None and self._budget.is_full:
+            self._refuse(1, tally)
+            return
         tally.orphans += 1
         if record is None:
             record = self._start_waiting(name)
         if record.payload is None:
             record.parent, record.payload = parent, payload
             self._waiting_bytes += len(payload)
+            self._charge(len(payload))
             self._children.setdefault(parent, {})[name] = None
         record.add(tier, 1)
         self._trim_waiting()
@@ -197,19 +216,27 @@ class EngineBlocks:
     def _start_waiting(self, name: EngineBlockHash) -> _Record:
         record = self._records[name] = _Record(None)
         self._waiting[name] = None
+        self._charge(WAITING_BYTES)
         return record
 
-    def _settle(self, name: EngineBlockHash, record: _Record, key: BlockKey, tally: Tally) -> None:
-        """A waiting block's content is known now: claim the copies it already has."""
+    def _settle(self, name: EngineBlockHash, record: _Record, key: BlockKey, tally: Tally) -> bool:
+        """A waiting block's content is known now: claim the copies it already has. False: refused."""
         self._stop_waiting(name, record)
+        if self._budget.is_tight and self._budget.refuses(self.own_bytes):
+            self._refuse(record.device + record.cpu, tally)
+            del self._records[name]
+            return False
         record.key = key
+        self._charge(RECORD_BYTES)
+        self._announce(name, key)
         for tier in TIERS:
             copies = record.copies(tier)
             if copies:
-                self._claim(key, tier)
+                self._claims.add(key, tier)
                 tally.stored += copies
         if not (record.device or record.cpu):
             self._remember(name)
+        return True
 
     def _settle_descendants(self, name: EngineBlockHash, key: BlockKey, tally: Tally) -> None:
         found = [(name, key)]
@@ -224,6 +251,7 @@ class EngineBlocks:
 
     def _stop_waiting(self, name: EngineBlockHash, record: _Record) -> None:
         del self._waiting[name]
+        self._charge(-WAITING_BYTES - len(record.payload or b""))
         if record.payload is not None and record.parent is not None:
             self._waiting_bytes -= len(record.payload)
             siblings = self._children.get(record.parent)
@@ -247,12 +275,22 @@ class EngineBlocks:
         if not (record.device or record.cpu):
             del self._remembered[name]
         if record.add(tier, 1) == 1:
-            self._claim(key, tier)
+            self._claims.add(key, tier)
 
-    def _claim(self, key: BlockKey, tier: CacheTier) -> None:
-        self.claims[tier] += 1
-        if not self._table.hold(key, self.slot, tier):
-            self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
+    def _announce(self, name: EngineBlockHash, key: BlockKey) -> None:
+        """The content of `name` has become known."""
+        if key < self.sample.below:
+            self.sample.note(key, name)
+        if self.groups is not None and name in self.groups.awaited:
+            self.groups.settle(name, key)
+
+    def _refuse(self, blocks: int, tally: Tally) -> None:
+        tally.refused += blocks
+        self.refused += blocks
+
+    def _charge(self, bytes_: int) -> None:
+        self._bytes += bytes_
+        self._budget.charge(bytes_)
 
     # --- removals -------------------------------------------------------------------------------
 
@@ -270,25 +308,44 @@ class EngineBlocks:
                 del self._records[name]
             return
         if not left:
-            self._unclaim(record.key, tier)
+            self._claims.drop(record.key, tier)
             if not (record.device or record.cpu):
                 self._remember(name)
-
-    def _unclaim(self, key: BlockKey, tier: CacheTier) -> None:
-        self.claims[tier] -= 1
-        others = self._aliases.get((key, tier), 0)
-        if not others:
-            self._table.drop(key, self.slot, tier)
-        elif others == 1:
-            del self._aliases[key, tier]
-        else:
-            self._aliases[key, tier] = others - 1
 
     def _remember(self, name: EngineBlockHash) -> None:
         self._remembered[name] = None
         if len(self._remembered) > self._limits.max_remembered_blocks:
             oldest, _ = self._remembered.popitem(last=False)
             del self._records[oldest]
+            self._charge(-RECORD_BYTES)
+
+    # --- dump and restore ------------------------------------------------------------------------
+
+    def records(self) -> Iterator[tuple[EngineBlockHash, BlockKey, int, int]]:
+        """Name, key, device and CPU copies of all but the waiting blocks; remembered ones last, the
+        oldest of them first."""
+        for name, record in self._records.items():
+            if record.key is not None and (record.device or record.cpu):
+                yield name, record.key, record.device, record.cpu
+        for name in self._remembered:
+            key = self._records[name].key
+            assert key is not None
+            yield name, key, 0, 0
+
+    def put(self, name: EngineBlockHash, key: BlockKey, device: int, cpu: int) -> bool:
+        """Mutates: take over one of another's `records`. False: there is one of that name."""
+        if name in self._records:
+            return False
+        record = self._records[name] = _Record(key)
+        record.device, record.cpu = device, cpu
+        self._charge(RECORD_BYTES)
+        for tier in TIERS:
+            if record.copies(tier):
+                self._claims.add(key, tier)
+        if not (device or cpu):
+            self._remember(name)
+        self._announce(name, key)
+        return True
 
     # --- the end, and checks --------------------------------------------------------------------
 
@@ -301,9 +358,17 @@ class EngineBlocks:
         while done < max_records and self._records:
             _, record = self._records.popitem()
             if record.key is not None:
-                self._table.drop_slot(record.key, self.slot)
+                self._claims.drop_key(record.key)
             done += 1
+        if not self._records:
+            self.release()
         return done
+
+    def release(self) -> None:
+        """Mutates: nothing is held any more; give the bytes back."""
+        if self.groups is not None:
+            self.groups.release()
+        self._charge(-self._bytes)
 
     def held(self) -> Iterator[tuple[BlockKey, CacheTier]]:
         """Every claim, once per engine hash and tier."""
@@ -323,11 +388,9 @@ class EngineBlocks:
         payloads = [r.payload for r in self._records.values() if r.payload is not None]
         require(self._waiting_bytes == sum(map(len, payloads)), "waiting bytes are off")
         require(sum(map(len, self._children.values())) == len(payloads), "children are off")
-        for tier in TIERS:
-            require(self.claims[tier] == sum(1 for claim in claims if claim[1] is tier), "claim count is off")
-        require(sum(self._aliases.values()) == len(claims) - len(set(claims)), "aliases are off")
-
-
-def payloads(packed: bytes, block_bytes: int, extras: Sequence[bytes]) -> list[bytes]:
-    """Bytes to hash for each block: its tokens, then its extra keys."""
-    return [packed[i * block_bytes : (i + 1) * block_bytes] + extra for i, extra in enumerate(extras)]
+        self._claims.check_integrity(claims)
+        if self.groups is not None:
+            self.groups.check_integrity()
+        known = len(self._records) - len(waiting)
+        waits = WAITING_BYTES * len(waiting) + self._waiting_bytes
+        require(self._bytes == RECORD_BYTES * known + waits, "bytes are off")

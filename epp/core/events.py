@@ -14,6 +14,8 @@ from epp.core.types import CacheTier, EngineBlockHash
 
 # group kinds whose presence proves a prefix; anything else makes no claim (counted)
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+# kinds whose groups need only the blocks of a window (`group_window_tokens`) before the end of a prefix
+SLIDING_WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class BlockStored:
     has_extra_keys: bool = False
     group_kind: str = "full_attention"
     group_idx: int | None = None
+    group_window_tokens: int | None = None  # of a sliding window; None: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,11 @@ class Applied:
     removed_blocks: int = 0
     orphan_blocks: int = 0  # parent unknown: held back, no claim until the chain is complete
     unresolved_blocks: int = 0  # token-less stores of hashes never seen: dropped
-    skipped_blocks: int = 0  # groups or extra keys that prove no prefix
+    skipped_blocks: int = 0  # extra keys or numbers that prove no prefix, or no room for the block
     duplicate: bool = False
+    refused_blocks: int = 0  # the index is at its byte bound
+    windowed_blocks: int = 0  # stores of groups that limit the prefix (`window_groups`)
+    unsupported_blocks: int = 0  # stores of groups without a rule: the endpoint makes no claim
 
 
 def sum_applied(parts: Sequence[Applied]) -> Applied:

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from epp.core.types import BlockKey
+from epp.core.types import BlockKey, EngineBlockHash
 
 INDEX_SEED_BYTES = 16
 TOKEN_BYTES = 4
+MAX_NAME = 2**64 - 1
 _MAX_EXTRA_DEPTH = 4
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
@@ -96,6 +97,8 @@ def _encode_extra(key: object, depth: int) -> bytes | None:
 class BlockHasher:
     """Chains block keys under one 128-bit index seed. Stateless apart from the seed."""
 
+    scheme = "xxh3-chain-1"  # name of this way to make keys: keys of two schemes never meet
+
     def __init__(self, index_seed: bytes) -> None:
         """`index_seed`: 16 bytes; random in the first replica, injected by tests and simulator.
 
@@ -105,6 +108,19 @@ class BlockHasher:
         if len(index_seed) != INDEX_SEED_BYTES:
             raise ValueError(f"index seed has {len(index_seed)} bytes, needs {INDEX_SEED_BYTES}")
         self._seed = index_seed
+
+    def name(self, engine_hash: EngineBlockHash) -> EngineBlockHash:
+        """An engine's name of a block as 64 bits: itself where it fits, a keyed hash of it where not."""
+        if 0 <= engine_hash <= MAX_NAME:
+            return engine_hash
+        raw = engine_hash.to_bytes(engine_hash.bit_length() // 8 + 1, "little", signed=True)
+        return EngineBlockHash(xxh3_64_intdigest(self._seed + raw))
+
+    def names(self, engine_hashes: tuple[EngineBlockHash, ...]) -> tuple[EngineBlockHash, ...]:
+        """`name` of each; the tuple itself where all fit, as engines' hashes do."""
+        if not engine_hashes or (min(engine_hashes) >= 0 and max(engine_hashes) <= MAX_NAME):
+            return engine_hashes
+        return tuple(map(self.name, engine_hashes))
 
     def root(self, model: str, lora_name: str | None, cache_salt: str | None) -> BlockKey:
         """What block 0 is chained to. An absent part and an empty one differ."""

@@ -1,9 +1,9 @@
 """Which endpoint holds how much of a prompt, in which tier, exactly as the engines reported it.
 
-`PrefixIndex` is the interface; `PythonPrefixIndex` is the reference implementation, which always
-works and which any compiled twin has to agree with. Nothing is guessed: a block whose content an
-event does not prove makes no claim and is counted. Design and measurements: linear walk, interned
-bitsets, one hash pass per block size present.
+`PrefixIndex` (`index_interface`) is the interface; `PythonPrefixIndex` is the reference implementation,
+which always works and which any compiled twin has to agree with. Nothing is guessed: a block whose
+content an event does not prove makes no claim and is counted. Design and measurements: linear walk,
+interned bitsets, one hash pass per block size present.
 
 It must not know sequence numbers or claim states (`event_stream`), nor time, nor I/O.
 """
@@ -11,15 +11,14 @@ It must not know sequence numbers or claim states (`event_stream`), nor time, no
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 from engine_plugin.identity import EndpointId
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, BlockTable, require
-from epp.core.engine_blocks import EngineBlocks, IndexLimits, Tally, payloads
+from epp.core.engine_blocks import EngineBlocks
+from epp.core.event_content import are_plain, contents_of, proves_content
 from epp.core.events import (
-    FULL_ATTENTION_KINDS,
     AllBlocksCleared,
     Applied,
     Batch,
@@ -27,92 +26,27 @@ from epp.core.events import (
     BlockStored,
     Event,
 )
-from epp.core.hashing import (
-    TOKEN_BYTES,
-    BlockHasher,
-    InvalidTokens,
-    encode_extra_keys,
-    pack_tokens,
-    split_extra_keys,
+from epp.core.group_events import is_of_main_group, is_removed_from_main_group, store_in_group
+from epp.core.hashing import TOKEN_BYTES, BlockHasher, InvalidTokens, pack_tokens, split_extra_keys
+from epp.core.index_dump import (
+    Columns,
+    DumpRefused,
+    EndpointDump,
+    check_dump,
+    dump_columns,
+    dump_groups,
+    load_records,
+    restore_groups,
 )
-from epp.core.types import BlockKey, CacheTier
+from epp.core.index_interface import Depths as Depths
+from epp.core.index_interface import IndexStats as IndexStats
+from epp.core.index_interface import PrefixIndex as PrefixIndex
+from epp.core.index_interface import PrefixQuery as PrefixQuery
+from epp.core.index_limits import IndexLimits, Tally
+from epp.core.types import BlockKey, CacheTier, EngineBlockHash
+from epp.core.window_groups import WindowGroups
 
-_MAX_FOREIGN_GROUPS = 64  # more groups than any model has; bounds what a hostile engine can add
 _SWEEP_PER_EVENT = 64  # records of cleared endpoints taken out with every event, at least
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixQuery:
-    """A prompt, as far as cache contents depend on it."""
-
-    token_ids: Sequence[int]
-    lora_name: str | None = None
-    cache_salt: str | None = None
-
-
-class Depths(NamedTuple):
-    """Contiguous blocks from block 0: in any tier (OR-ed per block), on the device, in CPU memory."""
-
-    blocks: int = 0
-    device_blocks: int = 0
-    cpu_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStats:
-    """What the index holds of one endpoint."""
-
-    device_blocks: int = 0
-    cpu_blocks: int = 0
-    waiting_blocks: int = 0  # orphans and token-less stores whose content is not known yet
-    forgotten_waiting_blocks: int = 0  # waiting blocks given up because the bound was reached
-    block_size_tokens: int = 0  # 0: not learned yet
-
-
-class PrefixIndex(Protocol):
-    """Reads and writes of the index. Endpoints must be added first; unknown ones raise KeyError."""
-
-    def add_endpoint(self, endpoint: EndpointId, model: str = "") -> None:
-        """Mutates: start an empty record of `endpoint`; forgets an old one of the same name."""
-        ...
-
-    def remove_endpoint(self, endpoint: EndpointId) -> None:
-        """Mutates: forget everything about `endpoint`."""
-        ...
-
-    def apply(self, endpoint: EndpointId, events: Iterable[Event]) -> Applied:
-        """Mutates: take over what the engine says, in order."""
-        ...
-
-    def apply_batch(self, endpoint: EndpointId, batch: Batch) -> Applied:
-        """Mutates: `apply` for a whole message, in whatever form it is."""
-        ...
-
-    def clear(self, endpoint: EndpointId) -> None:
-        """Mutates: drop all claims of `endpoint` at once, whatever their number."""
-        ...
-
-    def sweep(self, max_blocks: int) -> int:
-        """Mutates: free up to `max_blocks` records of cleared endpoints; how many are left."""
-        ...
-
-    def depths(self, query: PrefixQuery, endpoints: Iterable[EndpointId]) -> dict[EndpointId, Depths]:
-        """Contiguous prefix of the prompt at each endpoint. Mutates nothing.
-
-        Raises:
-            InvalidTokens: the prompt's ids are no unsigned 32-bit integers.
-        """
-        ...
-
-    def block_size_tokens(self, endpoint: EndpointId) -> int:
-        """Learned from the endpoint's events; 0: not yet."""
-        ...
-
-    def stats(self, endpoint: EndpointId) -> IndexStats: ...
-
-    def check_integrity(self) -> None:
-        """Raises IndexCorrupt if the index contradicts itself. Slow: for tests."""
-        ...
 
 
 @dataclass(slots=True)
@@ -141,7 +75,7 @@ class PythonPrefixIndex:
     def __init__(self, index_seed: bytes, limits: IndexLimits | None = None) -> None:
         self._hasher = BlockHasher(index_seed)
         self._limits = limits or IndexLimits()
-        self._table = BlockTable()
+        self._table = BlockTable(self._limits.max_bytes)
         self._endpoints: dict[EndpointId, _Endpoint] = {}
         self._slots = _Slots()
         self._cleared: deque[EngineBlocks] = deque()  # no query asks for their slots any more
@@ -152,16 +86,18 @@ class PythonPrefixIndex:
         if endpoint in self._endpoints:
             self.remove_endpoint(endpoint)
         self._endpoints[endpoint] = _Endpoint(model, self._new_blocks())
+        self._table.budget.endpoints = len(self._endpoints)
 
     def remove_endpoint(self, endpoint: EndpointId) -> None:
         known = self._endpoints.pop(endpoint, None)
         if known is not None:
+            self._table.budget.endpoints = len(self._endpoints)
             self._retire(known.blocks)
             self.sweep(_SWEEP_PER_EVENT)
 
     def clear(self, endpoint: EndpointId) -> None:
         known = self._endpoints[endpoint]
-        if len(known.blocks) or known.blocks.block_size_tokens:
+        if not known.blocks.is_pristine:
             self._retire(known.blocks)
             known.blocks = self._new_blocks()
 
@@ -172,6 +108,7 @@ class PythonPrefixIndex:
         if len(blocks):
             self._cleared.append(blocks)
         else:
+            blocks.release()
             self._slots.free.append(blocks.slot)
 
     def sweep(self, max_blocks: int) -> int:
@@ -217,17 +154,16 @@ class PythonPrefixIndex:
 
     def _store(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         blocks = known.blocks
-        if event.group_kind not in FULL_ATTENTION_KINDS:
-            tally.skipped += len(event.hashes)
-            if event.group_idx is not None and len(blocks.foreign_groups) < _MAX_FOREIGN_GROUPS:
-                blocks.foreign_groups.add(event.group_idx)
+        if not is_of_main_group(blocks, event):
+            self._store_in_group(known, event, tally)
             return
-        if event.token_ids is None or (event.tier is CacheTier.CPU and not event.has_extra_keys):
+        names = self._hasher.names(event.hashes)
+        if not proves_content(event):
             # tokens without extra keys cannot tell salted from unsalted content: go by name only
-            for name in event.hashes:
+            for name in names:
                 blocks.hold_by_name(name, event.tier, tally)
             return
-        if self._store_tokens(known, event, tally):
+        if self._store_tokens(known, event, names, tally):
             return
         contents = self._contents(blocks, event)
         if contents is None:
@@ -236,17 +172,19 @@ class PythonPrefixIndex:
         tally.skipped += len(event.hashes) - len(contents)
         parent_key = self._parent_key(known, event)
         if parent_key is None and event.parent is not None:
-            parent = event.parent
-            for name, content in zip(event.hashes, contents, strict=False):
+            parent = self._hasher.name(event.parent)
+            for name, content in zip(names, contents, strict=False):
                 blocks.hold_orphan(name, parent, content, event.tier, tally)
                 parent = name
             return
         assert parent_key is not None
-        for name, content in zip(event.hashes, contents, strict=False):
+        for name, content in zip(names, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
 
-    def _store_tokens(self, known: _Endpoint, event: BlockStored, tally: Tally) -> bool:
+    def _store_tokens(
+        self, known: _Endpoint, event: BlockStored, names: tuple[EngineBlockHash, ...], tally: Tally
+    ) -> bool:
         """A chain of nothing but tokens, of the learned size, whose parent is known: most stores by far.
         False: not that case, nothing was done."""
         size, tokens, extras = event.block_size_tokens, event.token_ids, event.extra_keys
@@ -254,7 +192,7 @@ class PythonPrefixIndex:
             return False
         if not size or size != known.blocks.block_size_tokens:
             return False
-        if extras is not None and (len(extras) != len(event.hashes) or not _are_plain(event)):
+        if extras is not None and (len(extras) != len(event.hashes) or not are_plain(event)):
             return False
         parent_key = self._parent_key(known, event)
         if parent_key is None:
@@ -263,7 +201,7 @@ class PythonPrefixIndex:
             packed = self._pack(tokens)
         except InvalidTokens:
             return False
-        known.blocks.hold_chain(event.hashes, parent_key, packed, size * TOKEN_BYTES, event.tier, tally)
+        known.blocks.hold_chain(names, parent_key, packed, size * TOKEN_BYTES, event.tier, tally)
         return True
 
     def _pack(self, tokens: Sequence[int]) -> bytes:
@@ -271,36 +209,44 @@ class PythonPrefixIndex:
 
     def _parent_key(self, known: _Endpoint, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:
-            return known.blocks.key_of(event.parent)
+            return known.blocks.key_of(self._hasher.name(event.parent))
         first = event.extra_keys[0] if event.extra_keys else None
         salt, _ = split_extra_keys(first, event.lora_name, first_block=True)
         return self._hasher.root(known.model, event.lora_name, salt)
 
     def _contents(self, blocks: EngineBlocks, event: BlockStored) -> list[bytes] | None:
-        """Bytes to hash per block, up to the first extra key of unknown type. None: the event's
-        numbers do not fit together, or its block size is not the endpoint's."""
-        size, count = event.block_size_tokens, len(event.hashes)
-        tokens = event.token_ids
-        if tokens is None or size <= 0 or not count or len(tokens) != size * count:
+        """Bytes to hash per block. None: the event's numbers do not fit together, or its block size is
+        not the endpoint's. Mutates: learns the block size."""
+        size = event.block_size_tokens
+        if blocks.block_size_tokens not in (0, size):
             return None
-        if event.extra_keys is not None and len(event.extra_keys) != count:
-            return None
-        if size != blocks.block_size_tokens:
-            if blocks.block_size_tokens:
-                return None
+        contents = contents_of(event)
+        if contents is not None:
             blocks.block_size_tokens = size
-        try:
-            packed = pack_tokens(tokens)
-        except InvalidTokens:
-            return None
-        return payloads(packed, size * TOKEN_BYTES, _encode_extras(event))
+        return contents
 
     def _remove(self, blocks: EngineBlocks, event: BlockRemoved, tally: Tally) -> None:
-        if event.group_idx is not None and event.group_idx in blocks.foreign_groups:
-            tally.skipped += len(event.hashes)
+        if self._remove_from_group(blocks, event):
             return
-        for name in event.hashes:
+        for name in self._hasher.names(event.hashes):
             blocks.remove(name, event.tier, tally)
+
+    def _store_in_group(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
+        groups = self._groups_of(known.blocks)
+        store_in_group(groups, known.blocks, event, self._hasher, self._parent_key(known, event), tally)
+
+    def _remove_from_group(self, blocks: EngineBlocks, event: BlockRemoved) -> bool:
+        """False: it is a removal from the main group."""
+        if is_removed_from_main_group(blocks, event):
+            return False
+        self._groups_of(blocks).remove(event.group_idx, self._hasher.names(event.hashes), event.tier)
+        return True
+
+    def _groups_of(self, blocks: EngineBlocks) -> WindowGroups:
+        if blocks.groups is None:
+            limits = self._limits
+            blocks.groups = WindowGroups(self._table.budget, limits.max_blocks, limits.max_waiting_blocks)
+        return blocks.groups
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -323,20 +269,97 @@ class PythonPrefixIndex:
                 result[endpoint] = Depths(
                     depths[base + ANY_LANE], depths[base + DEVICE_LANE], depths[base + CPU_LANE]
                 )
+            self._limit(result, keys, [e for e, _ in members if self._endpoints[e].blocks.groups])
         return result
+
+    def _limit(
+        self, found: dict[EndpointId, Depths], keys: list[BlockKey], endpoints: Iterable[EndpointId]
+    ) -> None:
+        """Cut what was found at `endpoints` to what their other groups can serve, too."""
+        for endpoint in endpoints:
+            blocks = self._endpoints[endpoint].blocks
+            size = blocks.block_size_tokens
+            assert blocks.groups is not None
+            if blocks.groups.refusal(size):
+                found[endpoint] = Depths()
+            elif found[endpoint].blocks:
+                found[endpoint] = Depths(*blocks.groups.usable(keys, found[endpoint], size))
 
     def block_size_tokens(self, endpoint: EndpointId) -> int:
         return self._endpoints[endpoint].blocks.block_size_tokens
 
     def stats(self, endpoint: EndpointId) -> IndexStats:
         blocks = self._endpoints[endpoint].blocks
+        groups = blocks.groups
         return IndexStats(
             device_blocks=blocks.claims[CacheTier.DEVICE],
             cpu_blocks=blocks.claims[CacheTier.CPU],
             waiting_blocks=blocks.waiting,
-            forgotten_waiting_blocks=blocks.forgotten_waiting,
+            forgotten_waiting_blocks=blocks.forgotten_waiting + (groups.forgotten if groups else 0),
             block_size_tokens=blocks.block_size_tokens,
+            refused_blocks=blocks.refused + (groups.refused if groups else 0),
+            window_blocks=groups.blocks if groups else 0,
+            unsupported=self.unsupported(endpoint),
         )
+
+    def unsupported(self, endpoint: EndpointId) -> str:
+        blocks = self._endpoints[endpoint].blocks
+        return "" if blocks.groups is None else blocks.groups.refusal(blocks.block_size_tokens)
+
+    def names_of_sample(self, endpoint: EndpointId) -> dict[BlockKey, EngineBlockHash]:
+        return self._endpoints[endpoint].blocks.sample.pairs()
+
+    @property
+    def total_bytes(self) -> int:
+        return self._table.budget.total_bytes
+
+    # --- dump and restore -----------------------------------------------------------------------
+
+    def dump(self, endpoint: EndpointId) -> EndpointDump:
+        known = self._endpoints[endpoint]
+        blocks = known.blocks
+        columns, whole = self._columns(blocks)
+        groups, all_groups_whole = dump_groups(blocks.groups)
+        return EndpointDump(
+            scheme=self._hasher.scheme,
+            model=known.model,
+            block_size_tokens=blocks.block_size_tokens,
+            **columns._asdict(),
+            complete=whole and all_groups_whole and not blocks.waiting,
+            groups=groups,
+            main_group=blocks.main_group,
+        )
+
+    def _columns(self, blocks: EngineBlocks) -> tuple[Columns, bool]:
+        return dump_columns(blocks)
+
+    def restore(self, endpoint: EndpointId, dump: EndpointDump) -> None:
+        for _ in self.restore_steps(endpoint, dump, len(dump.names) or 1):
+            pass
+
+    def restore_steps(self, endpoint: EndpointId, dump: EndpointDump, step_blocks: int) -> Iterator[int]:
+        known = self._endpoints[endpoint]
+        blocks = known.blocks
+        if not blocks.is_pristine:
+            raise DumpRefused("not_empty")
+        check_dump(dump, self._hasher.scheme, known.model, self._limits)
+        try:
+            blocks.block_size_tokens, blocks.main_group = dump.block_size_tokens, dump.main_group
+            for start in range(0, dump.blocks, step_blocks):
+                if known.blocks is not blocks or self._endpoints.get(endpoint) is not known:
+                    raise DumpRefused("overtaken")
+                stop = min(start + step_blocks, dump.blocks)
+                self._load(blocks, dump, start, stop)
+                yield stop
+            if dump.groups:
+                restore_groups(self._groups_of(blocks), dump)
+        except DumpRefused:
+            if known.blocks is blocks and self._endpoints.get(endpoint) is known:
+                self.clear(endpoint)
+            raise
+
+    def _load(self, blocks: EngineBlocks, dump: EndpointDump, start: int, stop: int) -> None:
+        load_records(blocks, dump.records(start, stop), self._limits, self._table.budget)
 
     def __len__(self) -> int:
         """Distinct blocks that anybody holds (cleared ones included until swept)."""
@@ -353,28 +376,12 @@ class PythonPrefixIndex:
                 lane = DEVICE_LANE if tier is CacheTier.DEVICE else CPU_LANE
                 expected[key] = expected.get(key, 0) | 1 << base + lane | 1 << base + ANY_LANE
         self._table.check_integrity(expected)
+        self._check_bytes([*live, *self._cleared])
         slots = [blocks.slot for blocks in [*live, *self._cleared]] + self._slots.free
         require(sorted(slots) == list(range(self._slots.count)), "slots are off")
 
-
-def _are_plain(event: BlockStored) -> bool:
-    """Whether no extra key of the event goes into a block (an adapter or a salt goes into the root)."""
-    extras = event.extra_keys or ()
-    if extras.count(None) == len(extras):
-        return True
-    encoded = _encode_extras(event)
-    return len(encoded) == len(event.hashes) and not any(encoded)
-
-
-def _encode_extras(event: BlockStored) -> list[bytes]:
-    if event.extra_keys is None:
-        return [b""] * len(event.hashes)
-    encoded: list[bytes] = []
-    for index, keys in enumerate(event.extra_keys):
-        first = index == 0 and event.parent is None
-        _, rest = split_extra_keys(keys, event.lora_name, first)
-        raw = encode_extra_keys(rest)
-        if raw is None:
-            break
-        encoded.append(raw)
-    return encoded
+    def _check_bytes(self, blocks: Iterable[EngineBlocks]) -> None:
+        require(
+            self._table.budget.endpoint_bytes == sum(b.own_bytes for b in blocks),
+            "bytes of endpoints are off",
+        )

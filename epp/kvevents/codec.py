@@ -181,6 +181,7 @@ def _stored(wired: StoredFields, position: int) -> BlockStored | None:
         extra_keys is not None,
         _group_kind(wired),
         wired.group_idx,
+        wired.kv_cache_spec_sliding_window,
     )
 
 

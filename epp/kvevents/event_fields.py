@@ -44,6 +44,7 @@ class StoredFields(msgspec.Struct, gc=False):
     extra_keys: msgspec.Raw = NULL
     group_idx: int | None = None
     kv_cache_spec_kind: _Text | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class RemovedFields(msgspec.Struct, gc=False):

@@ -17,6 +17,9 @@ from epp.core.hashing import (
     pack_tokens,
     split_extra_keys,
 )
+from epp.core.index_choice import IndexMaker
+from epp.core.prefix_index import PrefixIndex, PythonPrefixIndex
+from epp.core.types import EngineBlockHash
 
 HASHER = BlockHasher(bytes(range(16)))
 PROMPT = [7, 8, 9, 10, 11, 12, 13, 14]
@@ -96,3 +99,27 @@ def test_extra_keys_are_encoded_without_ambiguity(left: list[object], right: lis
 @pytest.mark.parametrize("key", [None, 1.5, True, {"a": 1}, object(), ("a", None), ((((("deep",),),),),)])
 def test_an_extra_key_of_unknown_type_has_no_encoding(key: object) -> None:
     assert encode_extra_keys(("known", key)) is None
+
+
+@pytest.mark.parametrize("huge", [-1, 2**64, 2**64 + 5, -(2**255), 2**512])
+def test_a_name_that_does_not_fit_gets_64_bits_that_only_this_seed_knows(
+    make_index: IndexMaker, huge: int
+) -> None:
+    first, again, other = (hasher_of(make_index(bytes([seed]) * 16)) for seed in (1, 1, 2))
+    name = first.name(EngineBlockHash(huge))
+    assert 0 <= name < 2**64
+    assert name == again.name(EngineBlockHash(huge)) != other.name(EngineBlockHash(huge))
+    assert first.names((EngineBlockHash(3), EngineBlockHash(huge))) == (3, name)
+
+
+@pytest.mark.parametrize("fits", [0, 1, 2**63, 2**64 - 1])
+def test_a_name_that_fits_stays_itself(make_index: IndexMaker, fits: int) -> None:
+    names = (EngineBlockHash(fits),)
+    hasher = hasher_of(make_index(bytes(16)))
+    assert hasher.name(names[0]) == fits
+    assert hasher.names(names) is names
+
+
+def hasher_of(index: PrefixIndex) -> BlockHasher:
+    assert isinstance(index, PythonPrefixIndex)
+    return index._hasher

@@ -65,6 +65,7 @@ limits = st.sampled_from(
     [
         IndexLimits(),
         IndexLimits(max_blocks=3),
+        IndexLimits(max_remembered_blocks=0),
         IndexLimits(max_waiting_blocks=2, max_remembered_blocks=1),
         IndexLimits(max_waiting_bytes=8, max_remembered_blocks=2**80),
     ]

@@ -174,18 +174,6 @@ def test_an_unknown_extra_key_ends_the_claim(index_of: IndexOf) -> None:
     assert index.apply(A, [by_name(3, 4)]).unresolved_blocks == 1
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "mamba", "unknown", "future"])
-def test_other_groups_prove_nothing_and_cannot_take_away_either(index_of: IndexOf, kind: str) -> None:
-    index = index_of()
-    assert index.apply(A, [stored(kind=kind, group=1)]) == Applied(skipped_blocks=10)
-    assert depths(index).blocks == 0
-    index.apply(A, [stored(group=0)])
-    assert index.apply(A, [removed(0, group=1)]).removed_blocks == 0
-    assert depths(index).blocks == 10
-    index.apply(A, [removed(0, group=0)])
-    assert depths(index).blocks == 0
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -278,6 +266,22 @@ def test_waiting_and_remembered_blocks_are_bounded(index_of: IndexOf) -> None:
     assert depths(index).blocks == 0
     assert index.apply(A, [by_name(7, 10)]).stored_blocks == 3  # the last three names are remembered
     assert index.apply(A, [by_name(0, 7)]).unresolved_blocks == 7
+
+
+def test_nothing_need_be_remembered(index_of: IndexOf) -> None:
+    """A waiting block without copies settles while no block without copies may be kept."""
+    index = index_of(limits=IndexLimits(max_remembered_blocks=0))
+    index.apply(A, [stored(1, 3), removed(1), removed(2)])
+    assert (
+        index.apply(A, [BlockStored(DEVICE, (EngineBlockHash(2),), None, PROMPT[:4], SIZE)]).stored_blocks
+        == 1
+    )
+    index.check_integrity()
+    assert depths(index).blocks == 1
+    index.apply(A, [removed(1)])
+    assert depths(index).blocks == 0
+    assert index.apply(A, [by_name(1, 2)]).unresolved_blocks == 1
+    index.check_integrity()
 
 
 def test_waiting_blocks_are_bounded_in_bytes(index_of: IndexOf) -> None:

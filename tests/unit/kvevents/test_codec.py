@@ -159,7 +159,7 @@ def test_maps_lists_and_unknown_events_in_one_batch() -> None:
 
 
 def test_fields_beyond_the_known_ones_are_ignored() -> None:
-    longer = [*STORED_LIST, None, None, 0, "full_attention", "future", 99]
+    longer = [*STORED_LIST, None, None, 0, "full_attention", None, "future", 99]
     batch = decode(longer, {**STORED_MAP, "locality": {"x": [1.5]}, "lookahead_token_ids": [1]})
     assert len(batch.events) == 2
     assert decode_batch(pack([1, [STORED_MAP], 0, "future", None])).events == batch.events[1:]
@@ -205,6 +205,24 @@ def test_group_kinds_are_kept_and_never_guessed() -> None:
     assert kind() == kind(group_idx=0) == "full_attention"
     assert kind(group_idx=1) == "unknown"
     assert kind(group_idx=1, kv_cache_spec_kind="mamba") == "mamba"
+
+
+def test_the_window_of_a_group_is_read_in_both_encodings() -> None:
+    as_map = {**STORED_MAP, "group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+    as_list = [*STORED_LIST, None, None, 1, "sliding_window"]
+    told = decode({**as_map, "kv_cache_spec_sliding_window": 1024}, [*as_list, 1024], as_map, as_list)
+    assert told.unknown_events == 0
+    assert [e.group_window_tokens for e in told.events if isinstance(e, BlockStored)] == [
+        1024,
+        1024,
+        None,
+        None,
+    ]
+    assert {(e.group_idx, e.group_kind) for e in told.events if isinstance(e, BlockStored)} == {
+        (1, "sliding_window")
+    }
+    with pytest.raises(CodecError):
+        decode({**as_map, "kv_cache_spec_sliding_window": "wide"})
 
 
 def test_an_adapter_known_by_number_only_is_never_the_base_model() -> None:

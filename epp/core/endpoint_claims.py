@@ -1,0 +1,56 @@
+"""The claims of one endpoint in the shared block table, counted by the engine's names for them.
+
+An engine that changes its hashing names one content twice; the claim stays until both names are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epp.core.block_table import BlockTable, require
+from epp.core.types import BlockKey, CacheTier
+
+
+class EndpointClaims:
+    """Writes the bits of one slot. `counts`: names with a copy in each tier."""
+
+    __slots__ = ("_aliases", "_slot", "_table", "counts")
+
+    def __init__(self, slot: int, table: BlockTable) -> None:
+        self.counts = {CacheTier.DEVICE: 0, CacheTier.CPU: 0}
+        self._slot = slot
+        self._table = table
+        self._aliases: dict[tuple[BlockKey, CacheTier], int] = {}  # further names of the same content
+
+    def add(self, key: BlockKey, tier: CacheTier) -> None:
+        """Mutates: one more name has a copy of `key` in `tier`."""
+        self.counts[tier] += 1
+        if not self._table.hold(key, self._slot, tier):
+            self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
+
+    def add_all(self, keys: Sequence[BlockKey], tier: CacheTier) -> None:
+        """Mutates: `add` for the blocks of a chain."""
+        self.counts[tier] += len(keys)
+        for key in self._table.hold_all(keys, self._slot, tier):
+            self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
+
+    def drop(self, key: BlockKey, tier: CacheTier) -> None:
+        """Mutates: one name fewer."""
+        self.counts[tier] -= 1
+        others = self._aliases.get((key, tier), 0)
+        if not others:
+            self._table.drop(key, self._slot, tier)
+        elif others == 1:
+            del self._aliases[key, tier]
+        else:
+            self._aliases[key, tier] = others - 1
+
+    def drop_key(self, key: BlockKey) -> None:
+        """Mutates: out of the table, whatever the counts say; for an endpoint nobody asks about."""
+        self._table.drop_slot(key, self._slot)
+
+    def check_integrity(self, claims: Sequence[tuple[BlockKey, CacheTier]]) -> None:
+        """Raises IndexCorrupt if the counts are not those of `claims`, one a name and tier."""
+        for tier, count in self.counts.items():
+            require(count == sum(1 for claim in claims if claim[1] is tier), "claim count is off")
+        require(sum(self._aliases.values()) == len(claims) - len(set(claims)), "aliases are off")
