@@ -1,4 +1,4 @@
-"""Builds the compiled index where Cython and a C compiler are; everything else is in pyproject.toml.
+"""Builds the compiled index and event scan where Cython and a C compiler are; the rest: pyproject.toml.
 
 Without them kvpull installs and works the same with the pure Python index, and says so at start-up.
 """
@@ -7,15 +7,22 @@ import importlib.util
 
 from setuptools import Extension, setup
 
+_SCAN = Extension(
+    "epp.kvevents._compiled_scan",
+    ["epp/kvevents/_compiled_scan.pyx"],
+    depends=["epp/core/_packed_events.h", "epp/kvevents/_event_scan.h", "epp/kvevents/_msgpack_scan.h"],
+)
 _INDEX = Extension(
     "epp.core._compiled_index",
     ["epp/core/_compiled_index.pyx"],
     depends=[
         "epp/core/_block_hash.h",
         "epp/core/_compiled_dump.pxi",
+        "epp/core/_compiled_messages.pxi",
         "epp/core/_compiled_records.pxi",
         "epp/core/_compiled_table.pxi",
         "epp/core/_holder_table.h",
+        "epp/core/_packed_events.h",
         "epp/core/_u64_map.h",
     ],
 )
@@ -26,7 +33,7 @@ def _extensions() -> list[Extension]:
         return []
     from Cython.Build import cythonize
 
-    built: list[Extension] = cythonize([_INDEX], build_dir="build", language_level=3)
+    built: list[Extension] = cythonize([_INDEX, _SCAN], build_dir="build", language_level=3)
     for extension in built:
         extension.optional = True  # cythonize forgets it; without a compiler the install goes on
     return built

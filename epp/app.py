@@ -39,6 +39,7 @@ from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
+from epp.kvevents.packed_codec import choose_decoder
 from epp.replicas import Replicas, ReplicaSettings
 from epp.reports.subscriber import ReportSubscriber
 from epp.request.back_end import TokeniserPlan
@@ -123,6 +124,8 @@ class _App:
         staleness_s = arguments.metrics_staleness_threshold
         self._replicas = replicas
         self._metrics_port = 0  # until it is bound
+        self._decoder = choose_decoder(choice.implementation)
+        log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
         self._picker = EndpointPicker(
             replace(
                 config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
@@ -180,7 +183,7 @@ class _App:
             thresholds = DirectoryThresholds(arguments.thresholds_dir, self._picker.sources.set_thresholds)
         return _Parts(
             scraper=scraper,
-            events=KvEventsManager(self._picker.cache),
+            events=KvEventsManager(self._picker.cache, decode=self._decoder.decode),
             endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
             reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
             thresholds=thresholds,

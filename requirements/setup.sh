@@ -25,10 +25,10 @@ for lock in runtime nixl dev; do
         { tail -n 5 "$VENV/pip.log" >&2; fail "pip could not install requirements/$lock.lock (see $VENV/pip.log)"; }
 done
 
-# the compiled prefix index: the same answers as the pure one, many times faster; never a reason to fail
+# the compiled prefix index and decoder of its events: the same answers as the pure one, many times faster; never a reason to fail
 echo "setup: building the compiled prefix index"
-rm -f epp/core/_compiled_index.*.so
+rm -f epp/core/_compiled_index.*.so epp/kvevents/_compiled_scan.*.so
 "$VENV/bin/python" setup.py build_ext --inplace >"$VENV/build.log" 2>&1 || true
-"$VENV/bin/python" -c 'import epp.core._compiled_index' 2>>"$VENV/build.log" ||
+"$VENV/bin/python" -c 'import epp.core._compiled_index, epp.kvevents._compiled_scan' 2>>"$VENV/build.log" ||
     echo "setup: no compiled prefix index (it needs a C compiler and Python's headers; see $VENV/build.log):" \
         "kvpull works the same with the pure Python one, only slower"

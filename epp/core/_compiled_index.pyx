@@ -22,14 +22,13 @@ import sys
 from array import array
 from math import gcd
 
-from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
+from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, IndexCorrupt, require
 from epp.core.byte_budget import WAITING_BYTES
-from epp.core.event_content import encode_extras
-from epp.core.events import FULL_ATTENTION_KINDS
-from epp.core.group_events import is_of_main_group
 from epp.core.hashing import TOKEN_BYTES, BlockHasher, pack_tokens
 from epp.core.index_dump import MAX_COPIES as _MAX_COPIES, Columns, DumpRefused
+from epp.core.index_limits import Tally
 from epp.core.name_sample import SAMPLE_SIZE as _SAMPLE_SIZE
+from epp.core.packed_events import RECORD, PackedBatch
 from epp.core.prefix_index import Depths, PythonPrefixIndex
 from epp.core.types import CacheTier
 
@@ -61,6 +60,7 @@ cdef extern from "_holder_table.h":
     void save_u64(uint8_t *p, uint64_t value) noexcept
     void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) noexcept
     void map_free(u64_map *m) noexcept
+    void map_prefetch(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
@@ -89,6 +89,22 @@ cdef extern from "_block_hash.h":
     int unpack_ids(object ids, uint32_t *out, Py_ssize_t count) except -1
     object new_triple(PyTypeObject *kind, int64_t a, int64_t b, int64_t c)
 
+cdef extern from "_packed_events.h":
+    ctypedef struct packed_event:
+        uint64_t parent
+        uint32_t kind, flags
+        uint32_t first_name, names
+        uint32_t first_token, tokens
+        uint32_t block_size_tokens
+        uint32_t extra_count
+        uint32_t lora
+        uint32_t group
+    const uint32_t PACKED_STORED
+    const uint32_t PACKED_REMOVED
+    const uint32_t PACKED_CPU
+    const uint32_t PACKED_HAS_PARENT
+    const uint32_t PACKED_HAS_EXTRA
+
 cdef enum:
     WORDS = 8  # secret words of a purpose
     LIKELY_DEEP = 64  # blocks hashed between two looks at the table
@@ -107,11 +123,13 @@ cdef bint _LITTLE_ENDIAN = sys.byteorder == "little"
 
 # `table_walk` and the reference number the lanes alike
 require((DEVICE_LANE, CPU_LANE, ANY_LANE, LANES) == (0, 1, 2, 3), "lanes are off")
+require(RECORD.size == sizeof(packed_event), "packed records are off")
 
 
 include "_compiled_table.pxi"
 include "_compiled_records.pxi"
 include "_compiled_dump.pxi"
+include "_compiled_messages.pxi"
 
 
 cdef class _Asked:
@@ -256,46 +274,13 @@ class CompiledPrefixIndex(PythonPrefixIndex):
     def _new_blocks(self):
         return CompiledBlocks(self._slots.take(), self._table, self._hasher.hash, self._limits)
 
-    def _store(self, known, event, tally):
-        if not self._store_tokens(known, event, tally):
-            super()._store(known, event, tally)
+    def apply_batch(self, endpoint, batch):
+        if type(batch) is PackedBatch:
+            return _apply_packed(self, endpoint, batch)
+        return super().apply_batch(endpoint, batch)
 
-    def _store_tokens(self, known, event, tally):
-        """Blocks of plain tokens whose numbers fit and whose parent is known. False: not that case,
-        nothing was done."""
-        cdef CompiledBlocks blocks = <CompiledBlocks?>known.blocks
-        cdef Py_ssize_t size
-        hashes, tokens, tier, extras = event.hashes, event.token_ids, event.tier, event.extra_keys
-        if tokens is None or not hashes:
-            return False
-        if (event.group_idx is not None and event.group_idx != blocks.main_group) or (
-            event.group_kind not in FULL_ATTENTION_KINDS
-        ):
-            if not is_of_main_group(blocks, event):
-                return False
-        if tier is _CPU and not event.has_extra_keys:
-            return False
-        if not blocks.block_size_tokens or event.block_size_tokens != blocks.block_size_tokens:
-            return False
-        if len(tokens) != event.block_size_tokens * len(hashes):
-            return False
-        if extras is not None:
-            if len(extras) != len(hashes):
-                return False
-            if extras.count(None) != len(extras):
-                encoded = encode_extras(event)
-                if len(encoded) != len(hashes) or any(encoded):
-                    return False
-        parent_key = self._parent_key(known, event)
-        if parent_key is None:
-            return False
-        try:
-            packed = _pack(tokens)
-        except ValueError:
-            return False
-        size = event.block_size_tokens * TOKEN_BYTES
-        blocks.hold_chain(hashes, parent_key, packed, size, tier, tally)
-        return True
+    def _pack(self, tokens):
+        return _pack(tokens)
 
     def _remove(self, blocks, event, tally):
         number = event.group_idx

@@ -22,6 +22,10 @@ cdef class _Waiting:
         return 0
 
 
+cdef enum:
+    STRIDE = 64  # blocks whose records are fetched ahead
+
+
 cdef struct Counts:
     Py_ssize_t stored
     Py_ssize_t removed
@@ -155,7 +159,7 @@ cdef class CompiledBlocks:
 
     def hold(self, name, uint64_t key, uint32_t tier, tally):
         try:
-            self._hold(name, key, tier)
+            self._hold(self.hash.name(name), key, tier)
         finally:
             _flush(&self.counts, tally)
 
@@ -167,24 +171,60 @@ cdef class CompiledBlocks:
         try:
             for i in range(count):
                 key = block_hash(self.hash.secrets.words, key, _data(packed) + i * block_bytes, block_bytes)
-                self._hold(names[i], key, tier)
+                self._hold(self.hash.name(names[i]), key, tier)
         finally:
             _flush(&self.counts, tally)
 
+    cdef int hold_words(
+        self, const uint8_t *names, uint32_t count, uint64_t key, const uint8_t *tokens, size_t block_bytes,
+        uint32_t tier,
+    ) except -1:
+        """`hold_chain` for names in an array. Counts are left in `counts`."""
+        cdef uint64_t keys[STRIDE]
+        cdef uint64_t words[STRIDE]
+        cdef uint32_t done = 0, stride, i
+        while done < count:
+            stride = min(<uint32_t>STRIDE, count - done)
+            for i in range(stride):  # hashing takes longer than a line of memory needs to come
+                words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
+                map_prefetch(&self.names, words[i])
+                keys[i] = key = block_hash(
+                    self.hash.secrets.words, key, tokens + (done + i) * block_bytes, block_bytes
+                )
+                map_prefetch(&self.table.table.rows, key)
+            for i in range(stride):
+                self._hold(words[i], keys[i], tier)
+            done += stride
+        return 0
+
+    cdef int hold_words_by_name(self, const uint8_t *names, uint32_t count, uint32_t tier) except -1:
+        """`hold_by_name` for names in an array. Counts are left in `counts`."""
+        cdef uint32_t i
+        for i in range(count):
+            self._hold_by_name(load_u64(names + i * sizeof(uint64_t)), tier)
+        return 0
+
     def hold_by_name(self, name, uint32_t tier, tally):
+        try:
+            self._hold_by_name(self.hash.name(name), tier)
+        finally:
+            _flush(&self.counts, tally)
+
+    cdef int _hold_by_name(self, uint64_t word, uint32_t tier) except -1:
         cdef _Waiting waiting
-        cdef uint8_t *record = map_find(&self.names, self.hash.name(name))
+        cdef uint8_t *record = map_find(&self.names, word)
         if record != NULL:
             self._add_copy(record, tier)
-            tally.stored += 1
-            return
-        if self._refuses_waiting(name):
-            tally.refused += 1
-            return
-        tally.unresolved += 1
-        waiting = self._waiting_record(name)
+            self.counts.stored += 1
+            return 0
+        if self._refuses_waiting(word):
+            self.counts.refused += 1
+            return 0
+        self.counts.unresolved += 1
+        waiting = self._waiting_record(word)
         waiting.add(tier, 1)
         self._trim_waiting()
+        return 0
 
     def hold_orphan(self, name, parent, bytes payload, uint32_t tier, tally):
         cdef _Waiting waiting
@@ -206,8 +246,7 @@ cdef class CompiledBlocks:
         waiting.add(tier, 1)
         self._trim_waiting()
 
-    cdef int _hold(self, object name, uint64_t key, uint32_t tier) except -1:
-        cdef uint64_t word = self.hash.name(name)
+    cdef int _hold(self, uint64_t word, uint64_t key, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)
         if record == NULL and self.waiting_records and word in self.waiting_records:
             self._settle(word, key)
@@ -389,12 +428,25 @@ cdef class CompiledBlocks:
     def remove_all(self, tuple names, uint32_t tier, tally):
         try:
             for name in names:
-                self._remove(name, tier)
+                self._remove(self.hash.name(name), tier)
         finally:
             _flush(&self.counts, tally)
 
-    cdef int _remove(self, object name, uint32_t tier) except -1:
-        cdef uint64_t word = self.hash.name(name)
+    cdef int remove_words(self, const uint8_t *names, uint32_t count, uint32_t tier) except -1:
+        """`remove_all` for names in an array. Counts are left in `counts`."""
+        cdef uint64_t words[STRIDE]
+        cdef uint32_t done = 0, stride, i
+        while done < count:
+            stride = min(<uint32_t>STRIDE, count - done)
+            for i in range(stride):
+                words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
+                map_prefetch(&self.names, words[i])
+            for i in range(stride):
+                self._remove(words[i], tier)
+            done += stride
+        return 0
+
+    cdef int _remove(self, uint64_t word, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)
         if record == NULL:
             return self._remove_waiting(word, tier) if self.waiting_records else 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine_plugin.identity import EndpointId
-from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from epp.core.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from epp.core.index_dump import EndpointDump
 from epp.core.stream_position import MAX_OVERLAP_BATCHES, StreamPosition
 from epp.core.types import BlockKey, EngineBlockHash
@@ -56,10 +56,10 @@ class Overlap:
     def __init__(self, complete: bool) -> None:
         """`complete`: nothing was left out of the view, so a block that is missing is a contradiction."""
         self._complete = complete
-        self._batches: deque[tuple[int, EventBatch]] = deque()
+        self._batches: deque[tuple[int, Batch]] = deque()
         self._blocks = 0
 
-    def hear(self, seq: int, batch: EventBatch) -> None:
+    def hear(self, seq: int, batch: Batch) -> None:
         """One repeated batch. A replay that begins anew is heard anew."""
         if self._batches and seq <= self._batches[-1][0]:
             self._batches.clear()
@@ -95,5 +95,5 @@ class Overlap:
         return False
 
 
-def _blocks(batch: EventBatch) -> int:
+def _blocks(batch: Batch) -> int:
     return sum(len(event.hashes) for event in batch.events if not isinstance(event, AllBlocksCleared))

@@ -73,6 +73,30 @@ class BlockTable:
         self._replace(key, old, after)
         return True
 
+    def hold_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> list[BlockKey]:
+        """Mutates: `hold` for a chain of blocks, which mostly have the same holders: then all at once.
+        Returns those that `slot` held already."""
+        if not keys:
+            return []
+        rows = self._rows
+        before = list(map(rows.get, keys))
+        old = before[0]
+        bits = 0 if old is None else old.bits
+        after = bits | ((1 << _LANE[tier] | _ANY) << slot * LANES)
+        new = None if after == bits else self._interned(after)
+        changed = dict.fromkeys(keys, new)
+        if new is None or before.count(old) != len(keys) or len(changed) != len(keys):
+            self._drop_unused(new)
+            return [key for key in keys if not self.hold(key, slot, tier)]
+        rows.update(changed)  # type: ignore[arg-type]  # no None in it
+        new.blocks += len(keys)
+        if old is None:
+            self.budget.table_bytes += ROW_BYTES * len(keys)
+        else:
+            old.blocks -= len(keys)
+            self._drop_unused(old)
+        return []
+
     def drop(self, key: BlockKey, slot: int, tier: CacheTier) -> None:
         """Mutates: `slot` holds `key` in `tier` no more (harmless if it never did)."""
         old = self._rows.get(key)
@@ -98,10 +122,7 @@ class BlockTable:
         if old is None:
             budget.table_bytes += ROW_BYTES
         if bits:
-            new = self._sets.get(bits)
-            if new is None:
-                new = self._sets[bits] = HolderSet(bits)
-                budget.table_bytes += SET_BYTES
+            new = self._interned(bits)
             new.blocks += 1
             self._rows[key] = new
         else:
@@ -112,6 +133,18 @@ class BlockTable:
             if not old.blocks:
                 del self._sets[old.bits]
                 budget.table_bytes -= SET_BYTES
+
+    def _interned(self, bits: int) -> HolderSet:
+        found = self._sets.get(bits)
+        if found is None:
+            found = self._sets[bits] = HolderSet(bits)
+            self.budget.table_bytes += SET_BYTES
+        return found
+
+    def _drop_unused(self, holders: HolderSet | None) -> None:
+        if holders is not None and not holders.blocks:
+            del self._sets[holders.bits]
+            self.budget.table_bytes -= SET_BYTES
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.

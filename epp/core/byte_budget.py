@@ -62,6 +62,10 @@ class ByteBudget:
     def is_tight(self) -> bool:
         return self.total_bytes >= self.tight_bytes
 
+    def is_tight_with(self, bytes_: int) -> bool:
+        """Whether it is tight, or would be with `bytes_` more."""
+        return self.total_bytes + bytes_ >= self.max_bytes - self.max_bytes // 8
+
     @property
     def is_full(self) -> bool:
         return self.total_bytes >= self.max_bytes

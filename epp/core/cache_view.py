@@ -18,7 +18,7 @@ from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
 from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.event_stream import EventStream
-from epp.core.events import Applied, BatchResult, Buffered, EventBatch, ReplayNeeded
+from epp.core.events import Applied, Batch, BatchResult, Buffered, ReplayNeeded, sum_applied
 from epp.core.hashing import Family, InvalidTokens, PromptKeys
 from epp.core.index_dump import DumpRefused
 from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
@@ -146,7 +146,7 @@ class CacheView:
         self,
         endpoint: EndpointId,
         seq: int,
-        batch: EventBatch | None,
+        batch: Batch | None,
         now_s: float,
         replayed: bool = False,
     ) -> BatchResult:
@@ -203,10 +203,10 @@ class CacheView:
             return Applied(duplicate=True)
         if not step.apply:
             return Applied()
-        events = [event for batch in step.apply for event in batch.events]
-        applied = self._index.apply(endpoint, events)
+        parts = [self._index.apply_batch(endpoint, batch) for batch in step.apply]
+        applied = parts[0] if len(parts) == 1 else sum_applied(parts)
         counters = view.counters
-        counters.applied_batches += len(step.apply)
+        counters.applied_batches += len(parts)
         counters.stored_blocks += applied.stored_blocks
         counters.removed_blocks += applied.removed_blocks
         counters.orphan_blocks += applied.orphan_blocks
@@ -277,7 +277,7 @@ class CacheView:
         view.overlap = Overlap(complete)
 
     def _on_overlap(
-        self, endpoint: EndpointId, view: _View, overlap: Overlap, seq: int, batch: EventBatch | None
+        self, endpoint: EndpointId, view: _View, overlap: Overlap, seq: int, batch: Batch | None
     ) -> Step:
         stream = view.stream
         if batch is not None and stream.next_seq is not None and seq < stream.next_seq:

@@ -28,6 +28,12 @@ class EndpointClaims:
         if not self._table.hold(key, self._slot, tier):
             self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
 
+    def add_all(self, keys: Sequence[BlockKey], tier: CacheTier) -> None:
+        """Mutates: `add` for the blocks of a chain."""
+        self.counts[tier] += len(keys)
+        for key in self._table.hold_all(keys, self._slot, tier):
+            self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
+
     def drop(self, key: BlockKey, tier: CacheTier) -> None:
         """Mutates: one name fewer."""
         self.counts[tier] -= 1

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 
 from epp.core.block_record import BlockRecord
 from epp.core.block_table import BlockTable, require
-from epp.core.byte_budget import RECORD_BYTES, WAITING_BYTES
+from epp.core.byte_budget import RECORD_BYTES, ROW_BYTES, SET_BYTES, WAITING_BYTES
 from epp.core.endpoint_claims import EndpointClaims
-from epp.core.hashing import BlockHasher
+from epp.core.hashing import TOKEN_BYTES, BlockHasher
 from epp.core.index_limits import IndexLimits as IndexLimits
 from epp.core.index_limits import Tally as Tally
 from epp.core.name_sample import NameSample
@@ -123,6 +124,41 @@ class EngineBlocks:
             return
         if name in self._children:
             self._settle_descendants(name, key, tally)
+
+    def hold_chain(
+        self,
+        names: tuple[EngineBlockHash, ...],
+        parent_key: BlockKey,
+        packed: bytes,
+        block_bytes: int,
+        tier: CacheTier,
+        tally: Tally,
+    ) -> None:
+        """Mutates: `hold` for a chain of blocks that are nothing but tokens, all at once where nothing
+        is known of any of them."""
+        records, is_device = self._records, tier is CacheTier.DEVICE
+        keys = self._hasher.chain(parent_key, packed, block_bytes // TOKEN_BYTES)
+        made = map(BlockRecord, keys, repeat(int(is_device)), repeat(int(not is_device)))
+        fresh = dict(zip(names, made, strict=True))
+        if (
+            self._children
+            or len(records) + len(names) > self._limits.max_blocks
+            or not records.keys().isdisjoint(names)
+            or len(fresh) != len(names)
+            or (self.groups is not None and self.groups.awaited)
+            or self._budget.is_tight_with(len(names) * (RECORD_BYTES + ROW_BYTES) + SET_BYTES)
+        ):
+            for name, key in zip(names, keys, strict=True):
+                self.hold(name, key, tier, tally)
+            return
+        records.update(fresh)
+        self._charge(RECORD_BYTES * len(names))
+        self._claims.add_all(keys, tier)
+        tally.stored += len(names)
+        if keys and min(keys) < self._sample.below:
+            for name, key in zip(names, keys, strict=True):
+                if key < self._sample.below:
+                    self._sample.note(key, name)
 
     def hold_by_name(self, name: EngineBlockHash, tier: CacheTier, tally: Tally) -> None:
         """Mutates: one more copy of a block known only by its name; waits if it is not known."""

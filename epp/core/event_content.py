@@ -42,3 +42,12 @@ def encode_extras(event: BlockStored) -> list[bytes]:
             break
         encoded.append(raw)
     return encoded
+
+
+def are_plain(event: BlockStored) -> bool:
+    """Whether no extra key of the event goes into a block (an adapter or a salt goes into the root)."""
+    extras = event.extra_keys or ()
+    if extras.count(None) == len(extras):
+        return True
+    encoded = encode_extras(event)
+    return len(encoded) == len(event.hashes) and not any(encoded)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from epp.core.events import EventBatch, ReplayNeeded
+from epp.core.events import Batch, ReplayNeeded
 from epp.core.stream_position import MAX_OVERLAP_BATCHES, Digests, StreamPosition
 from epp.core.stream_step import DUPLICATE, HELD, NOTHING, Step, StreamLimits
 from epp.core.types import ClaimState
@@ -45,7 +45,7 @@ class EventStream:
         self._exact = False  # everything since seq 0 is in what we hold
         self._replay: _Replay | None = None
         self._down = False  # between a disconnect and the next connect
-        self._held: deque[tuple[int, EventBatch]] = deque()
+        self._held: deque[tuple[int, Batch]] = deque()
         self._held_events = 0
         self._held_denied = False  # a replay ended short of them: they may be another process's
         self._digests = Digests(self._limits.digests)
@@ -121,7 +121,7 @@ class EventStream:
 
     # --- live batches ---------------------------------------------------------------------------
 
-    def on_live(self, seq: int, batch: EventBatch | None) -> Step:
+    def on_live(self, seq: int, batch: Batch | None) -> Step:
         """One batch from the subscription. None: it could not be decoded."""
         if self._down:
             return NOTHING  # late, of a process that may be gone; if it is not, it replays this one
@@ -138,7 +138,7 @@ class EventStream:
         self._hold(seq, batch)
         return self._resync("gap" if batch is not None else "undecodable")
 
-    def _on_live_syncing(self, seq: int, batch: EventBatch | None) -> Step:
+    def _on_live_syncing(self, seq: int, batch: Batch | None) -> Step:
         if self._held and seq <= self._held[-1][0]:
             last_seq, last = self._held[-1]
             if batch is None or (seq == last_seq and batch.digest == last.digest):
@@ -149,7 +149,7 @@ class EventStream:
             return self._resync(self._contact_reason)
         return HELD
 
-    def _on_live_unrepairable(self, seq: int, batch: EventBatch | None) -> Step:
+    def _on_live_unrepairable(self, seq: int, batch: Batch | None) -> Step:
         if self.next_seq is not None and seq < self.next_seq and self._is_repeat(seq, batch):
             return DUPLICATE
         clear = False
@@ -172,7 +172,7 @@ class EventStream:
 
     # --- replayed batches -----------------------------------------------------------------------
 
-    def on_replayed(self, seq: int, batch: EventBatch | None) -> Step:
+    def on_replayed(self, seq: int, batch: Batch | None) -> Step:
         """One batch of the replay asked for last."""
         replay = self._replay
         if replay is None:
@@ -216,7 +216,7 @@ class EventStream:
 
     def _drain(self, replay: _Replay) -> Step:
         """Apply what was held back during the replay, in order."""
-        applied: list[EventBatch] = []
+        applied: list[Batch] = []
         while self._held:
             assert self.next_seq is not None
             seq, batch = self._held[0]
@@ -250,7 +250,7 @@ class EventStream:
         self._forget()
         held = [] if self._held_denied else list(self._held)
         self._drop_held()
-        run: list[EventBatch] = []
+        run: list[Batch] = []
         for seq, batch in held:
             if self._on_live_unrepairable(seq, batch).clear:
                 run.clear()
@@ -286,7 +286,7 @@ class EventStream:
         self._drop_held()
         return self._begin(0, clear=True, reason="restart")
 
-    def _restart(self, seq: int, batch: EventBatch | None) -> Step:
+    def _restart(self, seq: int, batch: Batch | None) -> Step:
         """A live batch of another process: unlike what was held back before, it is the new one's."""
         step = self._restart_from_zero()
         self._hold(seq, batch)
@@ -304,15 +304,15 @@ class EventStream:
         self._exact = self.unconfirmed = False
         self._digests.clear()
 
-    def _accept(self, seq: int, batch: EventBatch) -> None:
+    def _accept(self, seq: int, batch: Batch) -> None:
         self.next_seq = seq + 1
         self._digests.add(seq, batch.digest)
 
-    def _is_repeat(self, seq: int, batch: EventBatch | None) -> bool:
+    def _is_repeat(self, seq: int, batch: Batch | None) -> bool:
         """A batch below our position that we have applied. One that we cannot read says nothing."""
         return batch is None or self._digests.get(seq) == batch.digest
 
-    def _contradicts(self, seq: int, batch: EventBatch | None) -> bool:
+    def _contradicts(self, seq: int, batch: Batch | None) -> bool:
         """A batch below our position that cannot come from the process we have followed."""
         known = self._digests.get(seq)
         return batch is not None and known is not None and batch.digest != known
@@ -328,17 +328,17 @@ class EventStream:
         """Whether we would know the last applied batch again."""
         return self.next_seq is not None and self._digests.get(self.next_seq - 1) is not None
 
-    def _hold(self, seq: int, batch: EventBatch | None) -> None:
+    def _hold(self, seq: int, batch: Batch | None) -> None:
         if batch is None:  # the hole it leaves is found when the held batches are applied
             return
         self._held.append((seq, batch))
-        self._held_events += len(batch.events)
+        self._held_events += batch.event_count
         limits = self._limits
         while len(self._held) > limits.held_batches or self._held_events > limits.held_events:
             self._pop_held()
 
     def _pop_held(self) -> None:
-        self._held_events -= len(self._held.popleft()[1].events)
+        self._held_events -= self._held.popleft()[1].event_count
 
     def _drop_held(self) -> None:
         self._held.clear()

@@ -7,7 +7,8 @@ Semantics: vLLM 0.32 kv_events.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 from epp.core.types import CacheTier, EngineBlockHash
 
@@ -56,14 +57,36 @@ class AllBlocksCleared:
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class Batch(Protocol):
     """One message of an engine. `unknown_events` counts parts of it that we do not understand;
     `digest` identifies the payload (engine-restart detection)."""
+
+    @property
+    def events(self) -> tuple[Event, ...]: ...
+
+    @property
+    def event_count(self) -> int:
+        """`len(events)`, without making them."""
+        ...
+
+    @property
+    def unknown_events(self) -> int: ...
+
+    @property
+    def digest(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """The plain form of a `Batch`."""
 
     events: tuple[Event, ...]
     unknown_events: int = 0
     digest: int = 0
+
+    @property
+    def event_count(self) -> int:
+        return len(self.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +103,12 @@ class Applied:
     refused_blocks: int = 0  # the index is at its byte bound
     windowed_blocks: int = 0  # stores of groups that limit the prefix (`window_groups`)
     unsupported_blocks: int = 0  # stores of groups without a rule: the endpoint makes no claim
+
+
+def sum_applied(parts: Sequence[Applied]) -> Applied:
+    """Of batches applied one after the other."""
+    counts = [field.name for field in fields(Applied) if field.name != "duplicate"]
+    return Applied(**{name: sum([getattr(part, name) for part in parts]) for name in counts})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ MAX_NAME = 2**64 - 1
 Family: TypeAlias = tuple[str, int]  # model and block size: endpoints whose keys can be compared
 PromptKeys: TypeAlias = "array[int]"  # typecode Q: a prompt's block keys, 8 bytes each
 _MAX_EXTRA_DEPTH = 4
+_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 class InvalidTokens(ValueError):
@@ -39,9 +40,11 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     Raises:
         InvalidTokens: an id is not an integer in [0, 2^32).
     """
+    if type(token_ids) is array and token_ids.typecode == "I" and _LITTLE_ENDIAN:
+        return token_ids.tobytes()
     if isinstance(token_ids, array | memoryview):
         view = memoryview(token_ids)
-        if view.format == "I" and view.contiguous and sys.byteorder == "little":
+        if view.format == "I" and view.contiguous and _LITTLE_ENDIAN:
             return view.tobytes()
     if isinstance(token_ids, bytes | bytearray | str):
         raise InvalidTokens(f"token ids are {type(token_ids).__name__}, not integers")
@@ -49,7 +52,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
         packed = array("I", token_ids)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidTokens("a token id is not an unsigned 32-bit integer") from error
-    if sys.byteorder == "big":
+    if not _LITTLE_ENDIAN:
         packed.byteswap()
     return packed.tobytes()
 
@@ -143,13 +146,10 @@ class BlockHasher:
         count = len(packed) // block_bytes
         key: int = parent
         digest = xxh3_64_intdigest
-        keys: list[BlockKey] = []
-        append = keys.append
         # one unpack of n equal strings is the cheapest way to cut bytes in pure Python
-        for block in struct.unpack_from(f"{block_bytes}s" * count, packed):
-            key = digest(block, key)
-            append(key)  # type: ignore[arg-type]  # NewType call costs as much as the hash
-        return keys
+        blocks = struct.unpack_from(f"{block_bytes}s" * count, packed)
+        # NewType call costs as much as the hash
+        return [key := digest(block, key) for block in blocks]  # type: ignore[misc]
 
     def prompt_keys(
         self,

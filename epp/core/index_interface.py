@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine_plugin.identity import EndpointId
-from epp.core.events import Applied, BlockStored, Event
+from epp.core.events import Applied, Batch, BlockStored, Event
 from epp.core.hashing import Family, PromptKeys
 from epp.core.index_dump import EndpointDump
 from epp.core.types import BlockKey, EngineBlockHash
@@ -60,6 +60,10 @@ class PrefixIndex(Protocol):
 
     def apply(self, endpoint: EndpointId, events: Iterable[Event]) -> Applied:
         """Mutates: take over what the engine says, in order."""
+        ...
+
+    def apply_batch(self, endpoint: EndpointId, batch: Batch) -> Applied:
+        """Mutates: `apply` for a whole message, in whatever form it is."""
         ...
 
     def clear(self, endpoint: EndpointId) -> None:

@@ -12,21 +12,36 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine_plugin.identity import EndpointId
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, BlockTable, require
 from epp.core.engine_blocks import EngineBlocks
-from epp.core.event_content import contents_of, proves_content
-from epp.core.events import AllBlocksCleared, Applied, BlockRemoved, BlockStored, Event
+from epp.core.event_content import are_plain, contents_of, proves_content
+from epp.core.events import (
+    AllBlocksCleared,
+    Applied,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Event,
+)
 from epp.core.group_events import (
     is_of_main_group,
     is_removed_from_main_group,
     keys_in_main_group,
     store_in_group,
 )
-from epp.core.hashing import BlockHasher, Family, PromptKeys, pack_tokens, split_extra_keys
+from epp.core.hashing import (
+    TOKEN_BYTES,
+    BlockHasher,
+    Family,
+    InvalidTokens,
+    PromptKeys,
+    pack_tokens,
+    split_extra_keys,
+)
 from epp.core.index_dump import (
     Columns,
     DumpRefused,
@@ -115,22 +130,31 @@ class PythonPrefixIndex:
         known = self._endpoints[endpoint]
         tally = Tally()
         for event in events:
-            if isinstance(event, BlockStored):
-                self._store(known, event, tally)
-                work = len(event.hashes)
-            elif isinstance(event, BlockRemoved):
-                self._remove(known.blocks, event, tally)
-                work = len(event.hashes)
-            else:
-                assert isinstance(event, AllBlocksCleared)
-                tally.removed += sum(known.blocks.claims.values())
-                tally.clears += 1
-                self.clear(endpoint)
-                work = 0
-            if self._cleared:
-                # twice the work that can fill the index, so that clears can never pile up
-                self.sweep(2 * work + _SWEEP_PER_EVENT)
+            self._apply_event(endpoint, known, event, tally)
         return tally.applied()
+
+    def apply_batch(self, endpoint: EndpointId, batch: Batch) -> Applied:
+        return self.apply(endpoint, batch.events)
+
+    def _apply_event(self, endpoint: EndpointId, known: _Endpoint, event: Event, tally: Tally) -> None:
+        if isinstance(event, BlockStored):
+            self._store(known, event, tally)
+            work = len(event.hashes)
+        elif isinstance(event, BlockRemoved):
+            self._remove(known.blocks, event, tally)
+            work = len(event.hashes)
+        else:
+            assert isinstance(event, AllBlocksCleared)
+            tally.removed += sum(known.blocks.claims.values())
+            tally.clears += 1
+            self.clear(endpoint)
+            work = 0
+        if self._cleared:
+            self._sweep_after(work)
+
+    def _sweep_after(self, blocks: int) -> None:
+        # twice the work that can fill the index, so that clears can never pile up
+        self.sweep(2 * blocks + _SWEEP_PER_EVENT)
 
     def _store(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         blocks = known.blocks
@@ -142,6 +166,8 @@ class PythonPrefixIndex:
             # tokens without extra keys cannot tell salted from unsalted content: go by name only
             for name in names:
                 blocks.hold_by_name(name, event.tier, tally)
+            return
+        if self._store_tokens(known, event, names, tally):
             return
         contents = self._contents(blocks, event)
         if contents is None:
@@ -159,6 +185,31 @@ class PythonPrefixIndex:
         for name, content in zip(names, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
+
+    def _store_tokens(
+        self, known: _Endpoint, event: BlockStored, names: tuple[EngineBlockHash, ...], tally: Tally
+    ) -> bool:
+        """A chain of nothing but tokens, of the learned size, whose parent is known: most stores by far.
+        False: not that case, nothing was done."""
+        size, tokens, extras = event.block_size_tokens, event.token_ids, event.extra_keys
+        if tokens is None or not event.hashes or len(tokens) != size * len(event.hashes):
+            return False
+        if not size or size != known.blocks.block_size_tokens:
+            return False
+        if extras is not None and (len(extras) != len(event.hashes) or not are_plain(event)):
+            return False
+        parent_key = self._parent_key(known, event)
+        if parent_key is None:
+            return False
+        try:
+            packed = self._pack(tokens)
+        except InvalidTokens:
+            return False
+        known.blocks.hold_chain(names, parent_key, packed, size * TOKEN_BYTES, event.tier, tally)
+        return True
+
+    def _pack(self, tokens: Sequence[int]) -> bytes:
+        return pack_tokens(tokens)
 
     def _parent_key(self, known: _Endpoint, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:

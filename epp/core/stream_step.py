@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epp.core.events import EventBatch, ReplayNeeded
+from epp.core.events import Batch, ReplayNeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Step:
     """What the owner has to do, in this order."""
 
     clear: bool = False
-    apply: tuple[EventBatch, ...] = ()
+    apply: tuple[Batch, ...] = ()
     replay: ReplayNeeded | None = None
     duplicate: bool = False
     held: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine_plugin.identity import EndpointId
-from epp.kvevents.codec import MAX_PAYLOAD_BYTES
+from epp.kvevents.event_fields import MAX_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

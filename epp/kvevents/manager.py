@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine_plugin.identity import EndpointId
-from epp.core.events import BatchResult, EventBatch, ReplayNeeded
-from epp.kvevents import codec
+from epp.core.events import Batch, BatchResult, ReplayNeeded
+from epp.kvevents.codec import decode_batch
+from epp.kvevents.framing import CodecError, Message, split_live, split_replayed
 from epp.kvevents.hand_over import HandOver, HandOverLimits
 from epp.kvevents.link import (
     EventSource,
@@ -52,7 +53,7 @@ class EventSink(Protocol):
         self,
         endpoint: EndpointId,
         seq: int,
-        batch: EventBatch | None,
+        batch: Batch | None,
         now_s: float,
         replayed: bool = False,
     ) -> BatchResult: ...
@@ -118,8 +119,10 @@ class KvEventsManager:
         sink: EventSink,
         settings: ManagerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        decode: Callable[[bytes], Batch] = decode_batch,
     ) -> None:
         self._sink = sink
+        self._decode = decode
         self._settings = settings or ManagerSettings()
         self._clock = clock
         self._sources: dict[EndpointId, _Source] = {}
@@ -246,8 +249,8 @@ class KvEventsManager:
             return
         entry.counters.live_messages += 1
         try:
-            message = codec.split_live(item.frames)
-        except codec.CodecError as error:
+            message = split_live(item.frames)
+        except CodecError as error:
             self._malformed(entry, error)
             return
         self._apply(entry, message, replayed=False)
@@ -258,25 +261,25 @@ class KvEventsManager:
             return  # a replay that was given up
         entry.counters.replayed_messages += 1
         try:
-            message = codec.split_replayed(item.frames)
-        except codec.CodecError as error:
+            message = split_replayed(item.frames)
+        except CodecError as error:
             self._malformed(entry, error)
             return
         self._apply(entry, message, replayed=True)
 
-    def _apply(self, entry: _Source, message: codec.Message, replayed: bool) -> None:
+    def _apply(self, entry: _Source, message: Message, replayed: bool) -> None:
         assert message.seq is not None  # the receiving thread keeps end markers to itself
-        batch: EventBatch | None = None
+        batch: Batch | None = None
         try:
-            batch = codec.decode_batch(message.payload)
-        except codec.CodecError as error:
+            batch = self._decode(message.payload)
+        except CodecError as error:
             if not entry.counters.undecodable_batches:
                 log.warning("KV events of %s: batch %d is unreadable: %s", entry.endpoint, message.seq, error)
             entry.counters.undecodable_batches += 1
         answer = self._sink.on_batch(entry.endpoint, message.seq, batch, self._clock(), replayed)
         self._follow(entry, answer)
 
-    def _malformed(self, entry: _Source, error: codec.CodecError) -> None:
+    def _malformed(self, entry: _Source, error: CodecError) -> None:
         if not entry.counters.malformed_messages:
             log.warning("KV events of %s: malformed message: %s", entry.endpoint, error)
         entry.counters.malformed_messages += 1

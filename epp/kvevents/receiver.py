@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from epp.kvevents.codec import is_end_of_replay, replay_request
+from epp.kvevents.framing import is_end_of_replay, replay_request
 from epp.kvevents.hand_over import HandOver
 from epp.kvevents.link import (
     Add,

@@ -14,11 +14,12 @@ import zmq.asyncio
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.events import BatchResult, EventBatch
-from epp.core.prefix_index import PrefixIndex, PythonPrefixIndex
+from epp.core.events import Batch, BatchResult
+from epp.core.index_choice import choose_index
+from epp.core.prefix_index import PrefixIndex
 from epp.core.stream_step import StreamLimits
 from epp.core.types import PrefixMatch, SchedulingRequest
-from epp.kvevents.codec import END_OF_REPLAY
+from epp.kvevents.framing import END_OF_REPLAY
 from epp.kvevents.link import EventSource, SocketSettings
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
 
@@ -177,7 +178,7 @@ class WatchedView(CacheView):
     """The real view, which tells whoever waits that it was called."""
 
     def __init__(self, limits: StreamLimits | None = None, index: PrefixIndex | None = None) -> None:
-        super().__init__(PythonPrefixIndex(b"i" * 16) if index is None else index, limits)
+        super().__init__(choose_index().make(b"i" * 16) if index is None else index, limits)
         self._changed = asyncio.Event()
         self.depths_seen: list[int] = []
 
@@ -193,7 +194,7 @@ class WatchedView(CacheView):
         return self._note(endpoint, super().on_disconnect(endpoint, now_s))
 
     def on_batch(
-        self, endpoint: EndpointId, seq: int, batch: EventBatch | None, now_s: float, replayed: bool = False
+        self, endpoint: EndpointId, seq: int, batch: Batch | None, now_s: float, replayed: bool = False
     ) -> BatchResult:
         return self._note(endpoint, super().on_batch(endpoint, seq, batch, now_s, replayed))
 

@@ -8,9 +8,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
+from epp.core.index_choice import choose_index
 from epp.core.stream_step import StreamLimits
 from epp.core.types import ClaimState, Endpoint
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
+from epp.kvevents.packed_codec import choose_decoder
 from epp.telemetry.kv_events import KvEventsCollector
 from tests.integration.kvevents.rig import (
     CLEARED,
@@ -34,7 +36,8 @@ def observe(
     limits: StreamLimits | None = None,
 ) -> tuple[WatchedView, KvEventsManager]:
     view = WatchedView(limits)
-    manager = KvEventsManager(view, settings)
+    decoder = choose_decoder(choose_index().implementation)  # as the picker itself does
+    manager = KvEventsManager(view, settings, decode=decoder.decode)
     for endpoint, engine in engines.items():
         view.add_endpoint(endpoint, has_replay=replay)
         manager.add_endpoint(endpoint, engine.source(replay))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.fuzz_events import require_same, verdict
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from epp.core.index_choice import COMPILED, available_indexes
 from epp.core.prefix_index import PythonPrefixIndex
 from epp.core.types import CacheTier, ClaimState, SchedulingRequest
-from epp.kvevents import codec
-from epp.kvevents.codec import CodecError, Message, decode_batch
+from epp.kvevents import codec, event_fields, extra_keys, framing
+from epp.kvevents.framing import CodecError, Message
+from epp.kvevents.packed_codec import make_packed_decoder
 
 RECORDED = Path(__file__).parents[2] / "data" / "kv_events" / "vllm-0.32.jsonl"
 pack = msgspec.msgpack.encode
+packed_decode = make_packed_decoder() if COMPILED in available_indexes() else None
 
 STORED_MAP: dict[str, Any] = {
     "type": "BlockStored",
@@ -36,6 +41,14 @@ STORED_MAP: dict[str, Any] = {
     "kv_cache_spec_kind": "full_attention",
 }
 STORED_LIST = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU"]
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """The codec's verdict; where the compiled decoder is built, it has to say the same. So every test
+    of this file is one of both."""
+    if packed_decode is not None:
+        require_same(verdict(packed_decode, payload), verdict(codec.decode_batch, payload))
+    return codec.decode_batch(payload)
 
 
 def decode(*events: Any) -> EventBatch:
@@ -56,7 +69,7 @@ def test_recorded_messages_of_a_real_engine_apply_to_the_expected_blocks() -> No
     view.add_endpoint(endpoint, has_replay=False)
     prompts: list[list[int]] = []
     for frames in recorded()[:9]:
-        message = codec.split_live(frames)
+        message = framing.split_live(frames)
         assert message.seq is not None
         batch = decode_batch(message.payload)
         assert batch.unknown_events == 0
@@ -86,7 +99,7 @@ def test_recorded_messages_of_a_real_engine_apply_to_the_expected_blocks() -> No
 
 
 def test_recorded_all_cleared_and_what_follows() -> None:
-    batches = [decode_batch(codec.split_live(frames).payload) for frames in recorded()[9:]]
+    batches = [decode_batch(framing.split_live(frames).payload) for frames in recorded()[9:]]
     assert batches[0].events == (AllBlocksCleared(),)
     after = batches[1].events
     assert [type(e) for e in after] == [BlockStored, BlockRemoved] or [type(e) for e in after] == [
@@ -99,7 +112,7 @@ def test_recorded_all_cleared_and_what_follows() -> None:
 
 
 def test_truncated_or_extended_recorded_payloads_never_decode_to_something_else() -> None:
-    payload = codec.split_live(recorded()[4]).payload
+    payload = framing.split_live(recorded()[4]).payload
     for length in range(len(payload)):
         with pytest.raises(CodecError):
             decode_batch(payload[:length])
@@ -278,8 +291,8 @@ HUGE = b"\xdd\xff\xff\xff\xff"
         b"\x91" * 100_000,
         b"\x93\xcb" + bytes(8) + b"\x91" * 100_000 + b"\xc0",
         b"\x93\xcb" + bytes(8) + b"\x91\x82\xa4type\xa6Future\xa1x" + b"\x91" * 50_000 + b"\xc0",
-        bytes(codec.MAX_PAYLOAD_BYTES + 1),
-        pack([0.0, [["AllBlocksCleared"]] * (codec.MAX_EVENTS + 1), 0]),
+        bytes(event_fields.MAX_PAYLOAD_BYTES + 1),
+        pack([0.0, [["AllBlocksCleared"]] * (event_fields.MAX_EVENTS + 1), 0]),
         pack("text"),
         pack({"ts": 1}),
         pack(["now", [], 0]),
@@ -303,14 +316,14 @@ SEQ = (5).to_bytes(8, "big")
 
 def test_both_framings_and_the_end_marker() -> None:
     """S-C03."""
-    assert codec.split_live([b"topic", SEQ, b"p"]) == codec.split_live([SEQ, b"p"]) == Message(5, b"p")
+    assert framing.split_live([b"topic", SEQ, b"p"]) == framing.split_live([SEQ, b"p"]) == Message(5, b"p")
     for frames in ([SEQ, b"p"], [b"", SEQ, b"p"], [b"t", SEQ, b"p"], [b"", b"t", SEQ, b"p"]):
-        assert codec.split_replayed(frames) == Message(5, b"p")
-        assert not codec.is_end_of_replay(frames)
-    for frames in ([codec.END_OF_REPLAY, b""], [b"", codec.END_OF_REPLAY, b""]):
-        assert codec.split_replayed(frames).seq is None
-        assert codec.is_end_of_replay(frames)
-    assert codec.replay_request(5) == [b"", SEQ]
+        assert framing.split_replayed(frames) == Message(5, b"p")
+        assert not framing.is_end_of_replay(frames)
+    for frames in ([framing.END_OF_REPLAY, b""], [b"", framing.END_OF_REPLAY, b""]):
+        assert framing.split_replayed(frames).seq is None
+        assert framing.is_end_of_replay(frames)
+    assert framing.replay_request(5) == [b"", SEQ]
 
 
 @pytest.mark.parametrize(
@@ -321,14 +334,14 @@ def test_both_framings_and_the_end_marker() -> None:
         ([b"", b"t", SEQ, b"p"], "frames"),
         ([b"t", SEQ[:4], b"p"], "sequence"),
         ([b"t", b"\x80" + bytes(7), b"p"], "sequence"),
-        ([b"t", codec.END_OF_REPLAY, b""], "sequence"),
-        ([b"t", SEQ, bytes(codec.MAX_PAYLOAD_BYTES + 1)], "size"),
+        ([b"t", framing.END_OF_REPLAY, b""], "sequence"),
+        ([b"t", SEQ, bytes(event_fields.MAX_PAYLOAD_BYTES + 1)], "size"),
     ],
 )
 def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes], reason: str) -> None:
     """S-C17."""
     with pytest.raises(CodecError) as caught:
-        codec.split_live(frames)
+        framing.split_live(frames)
     assert caught.value.reason == reason
 
 
@@ -376,7 +389,7 @@ def test_fuzz_values(events: list[Any]) -> None:
 @given(st.data())
 @settings(max_examples=500, deadline=None)
 def test_fuzz_damaged_messages(data: st.DataObject) -> None:
-    payload = bytearray(codec.split_live(data.draw(st.sampled_from(recorded()))).payload[:2_000])
+    payload = bytearray(framing.split_live(data.draw(st.sampled_from(recorded()))).payload[:2_000])
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(payload) - 1))
         match data.draw(st.sampled_from(["flip", "cut", "insert"])):
@@ -394,7 +407,7 @@ def test_fuzz_damaged_messages(data: st.DataObject) -> None:
 @given(st.lists(st.binary(max_size=12), max_size=5))
 @settings(max_examples=300, deadline=None)
 def test_fuzz_frames(frames: list[bytes]) -> None:
-    for split in (codec.split_live, codec.split_replayed):
+    for split in (framing.split_live, framing.split_replayed):
         try:
             message = split(frames)
         except CodecError:
@@ -422,7 +435,7 @@ def test_an_unknown_event_beside_them_changes_nothing_for_the_others(events: lis
 
 @pytest.mark.parametrize("positional", [False, True])
 def test_blocks_are_bounded_over_all_events_of_a_batch(positional: bool) -> None:
-    half = list(range(codec.MAX_BATCH_BLOCKS // 2))
+    half = list(range(event_fields.MAX_BATCH_BLOCKS // 2))
     stored = ["BlockStored", half, None, [], 16] if positional else {**STORED_MAP, "block_hashes": half}
     removed = ["BlockRemoved", half] if positional else {"type": "BlockRemoved", "block_hashes": half}
     assert len(decode(stored, removed).events) == 2
@@ -432,9 +445,32 @@ def test_blocks_are_bounded_over_all_events_of_a_batch(positional: bool) -> None
 
 
 def test_extra_keys_are_bounded_over_all_blocks_of_a_batch() -> None:
-    blocks = codec.MAX_BATCH_EXTRA_KEYS // codec.MAX_EXTRA_KEYS
-    full: list[Any] = [[0] * codec.MAX_EXTRA_KEYS] * blocks
+    blocks = codec.MAX_BATCH_EXTRA_KEYS // extra_keys.MAX_EXTRA_KEYS
+    full: list[Any] = [[0] * extra_keys.MAX_EXTRA_KEYS] * blocks
     assert len(decode({**STORED_MAP, "extra_keys": full}).events) == 1
     with pytest.raises(CodecError) as caught:
         decode({**STORED_MAP, "extra_keys": full}, {**STORED_MAP, "extra_keys": [None, [1]]})
+    assert caught.value.reason == "size"
+
+
+def test_a_message_full_of_extra_keys_is_refused_before_they_are_built() -> None:
+    """One object a key, for a message of 7 MiB, held up the loop for seconds."""
+    event = {**STORED_MAP, "block_hashes": [1], "extra_keys": [[0] * 200] * 35_000}
+    payload = pack([1.0, [event], 0])
+    tracemalloc.start()
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        with pytest.raises(CodecError) as caught:
+            decoder(payload)
+        assert caught.value.reason == "size"
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 3 * len(payload)
+
+
+@pytest.mark.parametrize("entries", [[None] * 40_000, [[]] * 40_000])
+def test_entries_of_extra_keys_are_bounded_as_blocks_are(entries: list[Any]) -> None:
+    event = {**STORED_MAP, "extra_keys": entries}
+    assert len(decode(event, event, event).events) == 3
+    with pytest.raises(CodecError) as caught:
+        decode(event, event, event, event)
     assert caught.value.reason == "size"

@@ -1,0 +1,90 @@
+"""Extra keys of an event: null, or a list with an entry a block, which is null or a list of keys.
+
+They are counted from the headers of their lists before anything is built: an object a key, for a
+message full of keys, would hold up the loop for seconds. Which keys mean what is the core's affair; one
+that cannot be read stands as None, a type that no chain goes past.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from epp.kvevents.event_fields import BAD_BYTES, MAX_BLOCKS, decode_key, decode_raws
+
+MAX_EXTRA_KEYS: Final = 256  # in one block
+_NULL: Final = 0xC0
+_UNREADABLE_KEY = None
+
+
+def _array(raw: bytes) -> tuple[int, int] | None:
+    """Items of an array, and where they begin. None: it is no array."""
+    first = raw[0]
+    if 0x90 <= first <= 0x9F:
+        return first & 0x0F, 1
+    if first == 0xDC:
+        return int.from_bytes(raw[1:3], "big"), 3
+    return (int.from_bytes(raw[1:5], "big"), 5) if first == 0xDD else None
+
+
+def count_entries(encoded: bytes) -> tuple[int, bool]:
+    """Entries of an event's extra keys (0 for null), and whether there may be a key among them.
+
+    Raises:
+        ValueError: it is no list, or an absurd one.
+    """
+    array = _array(encoded)
+    if array is None and encoded[0] == _NULL:
+        return 0, False
+    if array is None or array[0] > MAX_BLOCKS:
+        raise ValueError("extra keys are no list of a fair length")
+    return array[0], not _is_all_null(encoded)
+
+
+def count_keys(encoded: bytes) -> int:
+    """Keys of all blocks of an event. Work in proportion to its entries.
+
+    Raises:
+        ValueError: an entry is neither null nor a list, or an absurd one.
+    """
+    keys = 0
+    for entry in decode_raws(encoded):
+        head = memoryview(entry)[:5].tobytes()
+        array = _array(head)
+        if array is not None and array[0] <= MAX_EXTRA_KEYS:
+            keys += array[0]
+        elif array is not None or head[0] != _NULL:
+            raise ValueError("extra keys of a block are no list of a fair length")
+    return keys
+
+
+def _is_all_null(encoded: bytes) -> bool:
+    """A list of nulls: what plain text has."""
+    count, start = _array(encoded) or (0, 0)
+    return len(encoded) == start + count == start + encoded.count(_NULL, start)
+
+
+def build_extra_keys(raw: msgspec.Raw) -> tuple[tuple[object, ...] | None, ...] | None:
+    """Per block a tuple of keys or None; None for null. For lists that `count_keys` has accepted."""
+    encoded = bytes(raw)
+    array = _array(encoded)
+    if array is None:
+        return None
+    if _is_all_null(encoded):
+        return (None,) * array[0]
+    return tuple([_block_keys(entry) for entry in decode_raws(encoded)])
+
+
+def _block_keys(entry: msgspec.Raw) -> tuple[object, ...] | None:
+    encoded = bytes(entry)
+    if encoded[0] == _NULL:
+        return None
+    return tuple([_key(bytes(raw)) for raw in decode_raws(encoded)])
+
+
+def _key(raw: bytes) -> object:
+    try:
+        return decode_key(raw)
+    except BAD_BYTES:
+        return _UNREADABLE_KEY
