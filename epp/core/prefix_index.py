@@ -2,8 +2,7 @@
 
 `PrefixIndex` (`index_interface`) is the interface; `PythonPrefixIndex` is the reference implementation,
 which always works and which any compiled twin has to agree with. Nothing is guessed: a block whose
-content an event does not prove makes no claim and is counted. Design and measurements: linear walk,
-interned bitsets, one hash pass per block size present.
+content an event does not prove makes no claim and is counted. Linear walk, interned bitsets, one hash pass.
 
 It must not know sequence numbers or claim states (`event_stream`), nor time, nor I/O.
 """
