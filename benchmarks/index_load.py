@@ -26,13 +26,15 @@ from typing import IO
 
 import uvloop
 
-from benchmarks.load_engines import EVENT_BLOCKS, HOST
+from benchmarks.load_engines import HOST
 from benchmarks.schedule import build
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
+from epp.core.index_choice import choose_index
 from epp.core.types import Endpoint, SchedulingRequest
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
+from epp.kvevents.packed_codec import choose_decoder
 
 WARM_ENDPOINTS = 64
 PROBE_INTERVAL_S = 0.005
@@ -53,8 +55,9 @@ class Engines:
 
 
 @contextmanager
-def engines(mode: str, endpoints: int, amount: float) -> Iterator[Engines]:
-    command = [sys.executable, "-m", "benchmarks.load_engines", mode, str(endpoints), str(amount)]
+def engines(mode: str, endpoints: int, amount: float, event_blocks: int) -> Iterator[Engines]:
+    command = [sys.executable, "-m", "benchmarks.load_engines", mode]
+    command += [str(endpoints), str(amount), str(event_blocks)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -105,10 +108,10 @@ async def quiet(picker: EndpointPicker, request: SchedulingRequest) -> list[floa
     return await probe(picker, request, end)
 
 
-async def storm(blocks: int) -> dict[str, float]:
+async def storm(blocks: int, event_blocks: int) -> dict[str, float]:
     picker, request = build(WARM_ENDPOINTS)
-    with engines("storm", 64, blocks) as made:
-        manager = KvEventsManager(picker.cache)
+    with engines("storm", 64, blocks, event_blocks) as made:
+        manager = KvEventsManager(picker.cache, decode=choose_decoder(choose_index().implementation).decode)
         names = [EndpointId(f"engine-{n:03d}") for n in range(len(made.ports))]
         gc.freeze()
         before = await quiet(picker, request)
@@ -125,7 +128,7 @@ async def storm(blocks: int) -> dict[str, float]:
         stats = [picker.cache.stats(name).index.device_blocks for name in names]
         running.cancel()
         await asyncio.wait([running])
-    assert sum(stats) == made.messages * EVENT_BLOCKS, "the storm was not swallowed whole"
+    assert sum(stats) == made.messages * event_blocks, "the storm was not swallowed whole"
     for name, samples in (("before", before), ("during", during), ("after", after)):
         p50, p99, most = percentiles_ms(samples)
         print(
@@ -144,10 +147,12 @@ async def storm(blocks: int) -> dict[str, float]:
     }
 
 
-async def sustained(endpoints: int, blocks_per_s: float, seconds: float) -> dict[str, float]:
+async def sustained(
+    endpoints: int, blocks_per_s: float, seconds: float, event_blocks: int
+) -> dict[str, float]:
     picker, _ = build(1)
-    with engines("sustained", endpoints, blocks_per_s / endpoints) as made:
-        manager = KvEventsManager(picker.cache)
+    with engines("sustained", endpoints, blocks_per_s / endpoints, event_blocks) as made:
+        manager = KvEventsManager(picker.cache, decode=choose_decoder(choose_index().implementation).decode)
         running = asyncio.create_task(manager.run())
         add_engines(picker, manager, made.ports)
         names = [EndpointId(f"engine-{n:03d}") for n in range(len(made.ports))]
@@ -200,10 +205,11 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=256)
     parser.add_argument("--blocks-per-s", type=float, default=320_000, help="stored, and as many removed")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--event-blocks", type=int, default=128, help="of one event: 2,048 prompt tokens")
     args = parser.parse_args()
-    figures = uvloop.run(storm(args.storm_blocks)) if args.storm_blocks else {}
+    figures = uvloop.run(storm(args.storm_blocks, args.event_blocks)) if args.storm_blocks else {}
     if args.endpoints:
-        figures |= uvloop.run(sustained(args.endpoints, args.blocks_per_s, args.seconds))
+        figures |= uvloop.run(sustained(args.endpoints, args.blocks_per_s, args.seconds, args.event_blocks))
     print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
 
 

@@ -1,7 +1,7 @@
 """Body of the process that plays the engines for `benchmarks.index_load`: real PUB and ROUTER sockets.
 
-    python -m benchmarks.load_engines storm ENDPOINTS BLOCKS       answers replays from full buffers
-    python -m benchmarks.load_engines sustained ENDPOINTS RATE     stores and removes RATE blocks/s each
+    python -m benchmarks.load_engines storm ENDPOINTS BLOCKS EVENT_BLOCKS      replays from full buffers
+    python -m benchmarks.load_engines sustained ENDPOINTS RATE EVENT_BLOCKS  RATE blocks/s stored and removed
 
 Prints one JSON line with the ports of every endpoint, then works until its standard input ends.
 """
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from epp.kvevents.codec import END_OF_REPLAY
+from epp.kvevents.framing import END_OF_REPLAY
 
 HOST, TOPIC = "127.0.0.1", b"kv-events"
-BLOCK_TOKENS, EVENT_BLOCKS = 16, 32
+BLOCK_TOKENS = 16
 CYCLE, HELD = 64, 32  # messages of an endpoint before they repeat; how many stores are held at a time
 _TICK_S = 0.01
 
@@ -39,39 +39,39 @@ class _Engine:
 
 
 def stored(rng: random.Random, hashes: list[int], parent: int | None) -> dict[str, object]:
-    """One store of `EVENT_BLOCKS` blocks of random tokens, as vLLM 0.32 writes it."""
+    """One store of blocks of random tokens, as vLLM 0.32 writes it."""
     return {
         "type": "BlockStored",
         "block_hashes": hashes,
         "parent_block_hash": parent,
-        "token_ids": array("H", rng.randbytes(2 * BLOCK_TOKENS * EVENT_BLOCKS)).tolist(),
+        "token_ids": array("H", rng.randbytes(2 * BLOCK_TOKENS * len(hashes))).tolist(),
         "block_size": BLOCK_TOKENS,
         "lora_id": None,
         "medium": "GPU",
         "lora_name": None,
-        "extra_keys": [None] * EVENT_BLOCKS,
+        "extra_keys": [None] * len(hashes),
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
 
 
-def _hashes(rng: random.Random) -> list[int]:
-    return [rng.getrandbits(64) for _ in range(EVENT_BLOCKS)]
+def _hashes(rng: random.Random, count: int) -> list[int]:
+    return [rng.getrandbits(64) for _ in range(count)]
 
 
-def storm_messages(rng: random.Random, blocks: int) -> Iterator[bytes]:
+def storm_messages(rng: random.Random, blocks: int, event_blocks: int) -> Iterator[bytes]:
     """A buffer of stores: chains of 64 messages."""
     encode, parent = msgspec.msgpack.Encoder().encode, None
-    for number in range(blocks // EVENT_BLOCKS):
-        hashes = _hashes(rng)
+    for number in range(blocks // event_blocks):
+        hashes = _hashes(rng, event_blocks)
         yield encode([0.0, [stored(rng, hashes, parent)], 0])
         parent = None if number % 64 == 63 else hashes[-1]
 
 
-def cycle_messages(rng: random.Random) -> Iterator[bytes]:
-    """Messages that can repeat for ever: each stores 32 blocks and removes those of half a cycle ago."""
+def cycle_messages(rng: random.Random, event_blocks: int) -> Iterator[bytes]:
+    """Messages that can repeat for ever: each stores some blocks and removes those of half a cycle ago."""
     encode = msgspec.msgpack.Encoder().encode
-    names = [_hashes(rng) for _ in range(CYCLE)]
+    names = [_hashes(rng, event_blocks) for _ in range(CYCLE)]
     for number, hashes in enumerate(names):
         gone = names[(number - HELD) % CYCLE][::-1]
         removal = {"type": "BlockRemoved", "block_hashes": gone, "medium": "GPU", "group_idx": 0}
@@ -108,11 +108,11 @@ def answer_replays(buffers: dict[Socket, list[bytes]]) -> None:
             socket.send_multipart([peer, b"", b"", END_OF_REPLAY, b""])
 
 
-def publish(engines: list[_Engine], blocks_per_s: float) -> None:
+def publish(engines: list[_Engine], blocks_per_s: float, event_blocks: int) -> None:
     """Every endpoint stores (and removes) `blocks_per_s`, in its own cycle, from now on for ever."""
     started_s, sent = time.monotonic(), 0
     while True:
-        due = int((time.monotonic() - started_s) * blocks_per_s / EVENT_BLOCKS)
+        due = int((time.monotonic() - started_s) * blocks_per_s / event_blocks)
         for number in range(sent, due):
             for engine in engines:
                 engine.pub.send_multipart([TOPIC, _seq(number), engine.messages[number % CYCLE]])
@@ -121,13 +121,21 @@ def publish(engines: list[_Engine], blocks_per_s: float) -> None:
 
 
 def main() -> None:
-    mode, endpoints, amount = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    mode, endpoints, amount, event_blocks = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        float(sys.argv[3]),
+        int(sys.argv[4]),
+    )
     context: zmq.Context[Socket] = zmq.Context(1)
     context.set(zmq.MAX_SOCKETS, 4 * endpoints + 16)
     rng = random.Random(5)
     engines = []
     for _ in range(endpoints):
-        made = storm_messages(rng, int(amount) // endpoints) if mode == "storm" else cycle_messages(rng)
+        if mode == "storm":
+            made = storm_messages(rng, int(amount) // endpoints, event_blocks)
+        else:
+            made = cycle_messages(rng, event_blocks)
         engines.append(_Engine(*_open(context), list(made)))
     ports = [(_port(e.pub), _port(e.router)) for e in engines]
     print(json.dumps({"ports": ports, "messages": sum(len(e.messages) for e in engines)}), flush=True)
@@ -135,7 +143,7 @@ def main() -> None:
     threading.Thread(target=answer_replays, args=(buffers,), daemon=True).start()
     if mode == "sustained":
         sys.stdin.readline()  # everybody has subscribed
-        threading.Thread(target=publish, args=(engines, amount), daemon=True).start()
+        threading.Thread(target=publish, args=(engines, amount, event_blocks), daemon=True).start()
     sys.stdin.read()
     os._exit(0)  # the thread may be in the middle of a send
 
