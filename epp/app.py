@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from engine_plugin.identity import EndpointId
-from epp.config import EppConfig, load_config
+from epp.config import EXACT_TOKENS_NEEDED, EppConfig, load_config
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
@@ -37,16 +38,21 @@ from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
-from epp.request.local_tokenizer import LocalTokenizer
+from epp.request.back_end import TokeniserPlan
+from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.directory_source import DirectoryThresholds, ThresholdState
 from sidecar.endpoint_file import EndpointRow
 from sidecar.routing_auth import load_routing_key
 
 log = logging.getLogger(__name__)
+
+# The event loop waits at most this long for a thread that runs Python (chat templates do, for milliseconds)
+SWITCH_INTERVAL_S = 0.001
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -63,6 +69,7 @@ def serve(arguments: argparse.Namespace) -> int:
     for note in config.notes:
         log.warning("%s", note)
     _check_ready_fd(arguments.ready_fd)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_App(arguments, config).run())
     except ConfigError:
@@ -96,7 +103,7 @@ class _App:
         self._refusals = PeerRefusals()
         self._parts = self._build_parts(config)
         self._registry = CollectorRegistry()
-        self._tokeniser = _tokeniser(arguments.tokenizer or config.tokenizer_path, arguments.tokenizer_budget)
+        self._tokeniser = self._build_tokeniser(config)
         self._director = Director(
             self._picker,
             self._tokeniser,
@@ -106,6 +113,8 @@ class _App:
         self._server = ExtProcServer(
             self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
         )
+        if self._tokeniser is not None:
+            self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
@@ -135,6 +144,22 @@ class _App:
             endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
             thresholds=thresholds,
         )
+
+    def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
+        arguments, picker = self._arguments, self._picker
+        tokeniser = TokeniserPlan(
+            parameters=config.tokens,
+            directory=arguments.tokenizer,
+            budget_s=arguments.tokenizer_budget,
+            members=lambda: [endpoint.address for endpoint in picker.endpoints],
+        ).build()
+        if tokeniser is None and config.precise is not None:
+            raise ConfigError(
+                f"nothing knows the engines' tokens: {EXACT_TOKENS_NEEDED}, or give --tokenizer"
+            )
+        if tokeniser is None:
+            log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
+        return tokeniser
 
     # --- the pool changes -------------------------------------------------------------------------
     def _upsert(self, row: EndpointRow) -> None:
@@ -254,13 +279,6 @@ def _server_settings(arguments: argparse.Namespace) -> ServerSettings:
         drain_timeout_s=arguments.drain_timeout,
         limits=Limits(max_body_bytes=arguments.max_body_bytes),
     )
-
-
-def _tokeniser(directory: str | Path | None, budget_s: float) -> LocalTokeniser | None:
-    if directory is None:
-        log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
-        return None
-    return LocalTokeniser(LocalTokenizer.load(Path(directory)), budget_s=budget_s)
 
 
 def _read(path: Path, flag: str) -> bytes:

@@ -32,6 +32,11 @@ KIND = "EndpointPickerConfig"
 PRECISE_PRODUCER = "precise-prefix-cache-producer"
 P2P_PRODUCER = "p2p-source-producer"
 MAX_FILE_BYTES = 1 << 20
+EXACT_TOKENS_NEEDED = (
+    f"{PRECISE_PRODUCER} matches the engines' own tokens and would match nothing. Set token-producer's "
+    "parameters.local.path to a directory with the model's tokenizer.json and chat template, or "
+    "parameters.vllm.url to a vLLM that runs with --enable-scale-out"
+)
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -92,7 +97,7 @@ class EppConfig:
 
     settings: PickerSettings
     precise: producers.PrecisePrefixCacheProducerParameters | None
-    tokenizer_path: str | None
+    tokens: producers.TokenProducerParameters | None
     discovery_path: str | None
     notes: tuple[str, ...]
 
@@ -117,6 +122,8 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
     source = _only(instances, P2P_PRODUCER, producers.P2PSourceProducerParameters)
     tokens = _only(instances, "token-producer", producers.TokenProducerParameters)
     _check_consumers(instances, origin)
+    if precise is not None and tokens is not None and tokens.estimate is not None:
+        raise ConfigError(f"{origin}: token-producer only estimates tokens: {EXACT_TOKENS_NEEDED}")
     discovery = document.data_layer.discovery
     settings = PickerSettings(
         handler=_handler(instances, profiles, origin),
@@ -126,7 +133,7 @@ def parse_config(text: str, origin: str = "config") -> EppConfig:
     return EppConfig(
         settings=settings,
         precise=precise,
-        tokenizer_path=tokens.local.path if tokens and tokens.local else None,
+        tokens=tokens,
         discovery_path=_discovery_path(instances, discovery, origin),
         notes=_notes(precise, source),
     )

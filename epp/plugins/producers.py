@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
-from epp.plugins.parameters import MAX_TOKENS, Parameters, Weight
+from epp.plugins.parameters import MAX_TOKENS, Duration, Parameters, Weight
 
 
 class TokenProcessorConfig(Parameters):
@@ -64,13 +64,61 @@ class P2PSourceProducerParameters(Parameters):
 
 
 class LocalTokenizerParameters(Parameters):
-    path: str  # directory with tokenizer.json and chat_template.jinja
+    """The model's tokenizer in this process."""
+
+    path: str  # directory with tokenizer.json, tokenizer_config.json, chat_template.jinja
+    chat_template_path: str | None = None  # a file, where the engines run with --chat-template
+    cache_size_mib: int = Field(
+        default=256, ge=0, le=1 << 20, alias="cacheSizeMiB"
+    )  # ids of texts seen before
+    workers: int | None = Field(default=None, ge=1, le=64)  # threads; absent: one core is left to the loop
+
+
+class VllmTokenizerParameters(Parameters):
+    """vLLM's render endpoint (`--enable-scale-out`, or `vllm launch render`).
+
+    `mmTimeout` is accepted: prompts with parts besides text are "no match" here.
+    """
+
+    url: str = Field(default="http://localhost:8000", pattern=r"^https?://[^/@?#\s]+$")
+    pool: bool = False  # ask the pool's own endpoints in turn, at their serving ports, instead of `url`
+    timeout: Duration | None = None  # most it adds to a request; absent: --tokenizer-budget (reference: 5s)
+    mm_timeout: Duration | None = None
+    ca_cert_path: str | None = None  # PEM file; with `pool` also: the endpoints speak https
+    client_cert_path: str | None = None
+    client_key_path: str | None = None
+    insecure_skip_verify: bool = False
+    api_key_path: str | None = None  # file with the key that vLLM was given as --api-key
+    max_in_flight: int = Field(default=32, ge=1, le=4096)  # more are routed by load at once
+    max_answer_bytes: int = Field(default=4 << 20, ge=1024, le=64 << 20)
+
+    @model_validator(mode="after")
+    def _one_address(self) -> VllmTokenizerParameters:
+        if self.pool and "url" in self.model_fields_set:
+            raise ValueError("url and pool: one of them is allowed")
+        return self
 
 
 class TokenProducerParameters(Parameters):
-    model_name: str | None = None
+    """One back end. None of them, or `estimate`, means an estimate by length, as in the reference."""
+
+    model_name: str | None = None  # sent to vLLM
     served_model_names: list[str] = Field(default_factory=list)  # aliases of the base model, no adapters
     local: LocalTokenizerParameters | None = None
+    vllm: VllmTokenizerParameters | None = None
+    estimate: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_back_end(self) -> TokenProducerParameters:
+        given = [name for name in ("local", "vllm", "estimate") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: one back end is allowed")
+        return self
+
+    @property
+    def exact(self) -> bool:
+        """False: it would only estimate."""
+        return self.local is not None or self.vllm is not None
 
 
 class FileDiscoveryParameters(Parameters):

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
+from epp.request.cut_rules import CutRules, cut_rules
 from epp.request.tokenizer_class import renders_in_code, unread_reason
 
 
@@ -35,6 +36,7 @@ class LocalTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._cut_rules: CutRules | None = None
         self.bos_token: Final = bos_token
         self.eos_token: Final = eos_token
         self.bos_id: Final = None if bos_token is None else tokenizer.token_to_id(bos_token)
@@ -42,8 +44,12 @@ class LocalTokenizer:
         self.vocab_size: Final = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, directory: Path) -> LocalTokenizer:
-        """Raises `ConfigError`, which names the file and what is wrong with it."""
+    def load(cls, directory: Path, *, chat_template_path: Path | None = None) -> LocalTokenizer:
+        """`chat_template_path` replaces the directory's own template, as the engine's --chat-template does.
+
+        Raises:
+            ConfigError: names the file and what is wrong with it.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; a tokenizer directory needs a tokenizer.json")
@@ -63,7 +69,7 @@ class LocalTokenizer:
         in_code = renders_in_code(_read_config(directory / "config.json"))
         return cls(
             tokenizer,
-            chat_template=None if in_code else _read_template(directory, config),
+            chat_template=None if in_code else _read_template(directory, config, chat_template_path),
             bos_token=_token_text(config.get("bos_token")),
             eos_token=_token_text(config.get("eos_token")),
         )
@@ -80,6 +86,12 @@ class LocalTokenizer:
         """Token ids of each text. A text with lone surrogates has none: `UnicodeEncodeError`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def cut_rules(self) -> CutRules:
+        """Where texts may be cut without a change of their tokens. The first call takes a while."""
+        if self._cut_rules is None:
+            self._cut_rules = cut_rules(self._tokenizer)
+        return self._cut_rules
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -115,7 +127,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(_read_text(path))
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -123,9 +135,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    path = directory / "chat_template.jinja"
-    source: Any = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+def _read_template(directory: Path, config: dict[str, Any], given: Path | None) -> ChatTemplate | None:
+    path = given or directory / "chat_template.jinja"
+    source: Any = config.get("chat_template")
+    if given is not None or path.is_file():
+        source = _read_text(path)
     if isinstance(source, list):  # several named templates: the engine takes the one named "default"
         source = next((t.get("template") for t in source if t.get("name") == "default"), None)
     if source is None:
@@ -134,6 +148,15 @@ def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | No
         return ChatTemplate(source)
     except jinja2.TemplateError as error:
         raise ConfigError(f"{path}: not a chat template: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
 
 
 def _token_text(value: Any) -> str | None:

@@ -1,39 +1,48 @@
 """From a parsed prompt to the engine's token ids, off the event loop and within a budget.
 
 Why a service: encoding a 48K-token prompt takes 60-80 ms of CPU, fifty times the rest of a
-decision. It runs in a few threads (`encode_batch_fast` releases the GIL). Whatever goes wrong
-(late, overloaded, not renderable, a fault of the tokenizer) the answer is None: no match, counted
-by reason, and the request is routed by load. Prompts and tokens appear in no log.
+decision. It runs in a few threads (`encode_batch_fast` releases the GIL), segment by segment, and
+segments seen before cost a look-up (`incremental`). Prompts take turns of a few segments, so that a
+short one does not wait until a 32 MB one is done. Whatever goes wrong (late, overloaded, not
+renderable, a fault of the tokenizer) the answer is None: no match, counted by reason, and the request
+is routed by load. Prompts and tokens appear in no log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from epp.request.chat import Unrenderable
+from epp.request.incremental import IncrementalEncoder
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET_S: Final = 1.0
-DEFAULT_WORKERS: Final = 2
+MAX_DEFAULT_WORKERS: Final = 4
+SEGMENTS_A_TURN: Final = 8  # about 10 ms
 DEFAULT_MAX_PENDING: Final = 64
 
 
 @dataclass(slots=True)
 class TokeniserCounters:
     """Plain values for the metrics shell. `outcomes` has a bounded set of keys: "encoded", "given"
-    (token ids came with the request), "late", "overloaded", "failed", and reasons of `Unrenderable`."""
+    (token ids came with the request), "late", "overloaded", "failed", and reasons of `Unrenderable`.
+    Token counts are of text only: what a tokenizer encoded, and what was remembered instead."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     encoded_tokens: int = 0
+    reused_tokens: int = 0
 
 
 class Tokeniser(Protocol):
@@ -57,28 +66,42 @@ class LocalTokeniser:
         self,
         tokenizer: LocalTokenizer,
         *,
-        workers: int = DEFAULT_WORKERS,
+        workers: int | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
         budget_s: float = DEFAULT_BUDGET_S,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        """`max_pending` bounds prompts that run or wait for a thread; more are "overloaded"."""
+        """`workers` threads; None: as many as there are cores but one, which the event loop needs, and at
+        most four. `max_pending` bounds prompts that run or wait for a thread; more are "overloaded".
+        `cache_bytes` bounds the memory of token ids seen before. Blocks: examines the tokenizer."""
         self._tokenizer = tokenizer
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="tokenise")
+        self.rules: Final = tokenizer.cut_rules()
+        self._cache = TokenCache(cache_bytes)
+        self._encoder = IncrementalEncoder(tokenizer, self.rules, self._cache)
+        self._executor = ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="tokenise")
         self._max_pending = max_pending
         self._budget_s = budget_s
-        self._pending: set[Future[list[int]]] = set()
+        self._jobs: set[_Job] = set()
         self._counters = TokeniserCounters()
         self._reported: set[str] = set()  # places in code: bounded
 
     @property
     def counters(self) -> TokeniserCounters:
+        encoder = self._encoder.counters
+        self._counters.encoded_tokens = encoder.encoded_tokens
+        self._counters.reused_tokens = encoder.reused_tokens
         return self._counters
+
+    @property
+    def cache_bytes(self) -> int:
+        """What remembered ids take now."""
+        return self._cache.size_bytes
 
     @property
     def pending(self) -> int:
         """Prompts that run or wait now, late ones included until their thread is free again."""
-        self._pending = {future for future in self._pending if not future.done()}
-        return len(self._pending)
+        self._jobs = {job for job in self._jobs if not job.done}
+        return len(self._jobs)
 
     async def token_ids(self, prompt: Prompt) -> Sequence[int] | None:
         """See `Tokeniser`. Token ids that came with the request cost no tokenizer call."""
@@ -90,23 +113,20 @@ class LocalTokeniser:
             return None
         ids, outcome = await self._encode_within_budget(prompt)
         self._counters.outcomes[outcome] += 1
-        if ids is not None:
-            self._counters.encoded_tokens += len(ids)
         return ids
 
     async def aclose(self) -> None:
         """Drop what waits, let what runs end (no encoding can be interrupted)."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
-    async def _encode_within_budget(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int] | None, str]:
-        try:
-            future = self._executor.submit(_encode, self._tokenizer, prompt)
-        except RuntimeError:  # closed
+    async def _encode_within_budget(self, prompt: TextPrompt | ChatPrompt) -> tuple[array[int] | None, str]:
+        job = _Job(self._steps(prompt))
+        if not self._queue(job):
             return None, "overloaded"
-        self._pending.add(future)
+        self._jobs.add(job)
         try:
             async with asyncio.timeout(self._budget_s):
-                return await asyncio.wrap_future(future), "encoded"
+                return await asyncio.wrap_future(job.result), "encoded"
         except TimeoutError:
             return None, "late"
         except Unrenderable as error:
@@ -115,7 +135,37 @@ class LocalTokeniser:
             self._report(str(error))
             return None, "failed"
         finally:
-            future.cancel()  # takes it out of the queue if no thread has begun with it
+            job.leave()
+
+    def _queue(self, job: _Job) -> bool:
+        """Let a thread give `job` its next turn; False: closed."""
+        try:
+            job.turn = self._executor.submit(self._run_turn, job)
+        except RuntimeError:
+            return False
+        return True
+
+    def _run_turn(self, job: _Job) -> None:
+        """Runs in a worker thread: a few segments, then the job goes behind those that wait."""
+        try:
+            for _ in range(SEGMENTS_A_TURN):
+                if job.left:
+                    return
+                next(job.steps)
+        except StopIteration as end:
+            job.result.set_result(end.value)
+        except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
+            if not isinstance(error, Unrenderable):
+                error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
+            job.result.set_exception(error)
+        else:
+            if not self._queue(job):
+                job.result.set_exception(_EncodingFailed("closed"))
+
+    def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[None, None, array[int]]:
+        """Chat: the template writes its own begin token, so none is added unless the client wants it."""
+        text = prompt.text if isinstance(prompt, TextPrompt) else _render(self._tokenizer, prompt)
+        return (yield from self._encoder.steps(text, prompt.add_special_tokens))
 
     def _report(self, place: str) -> None:
         if place not in self._reported:
@@ -123,28 +173,45 @@ class LocalTokeniser:
             _log.warning("tokenizer failed, requests like this are routed by load: %s", place)
 
 
+def _default_workers() -> int:
+    return max(1, min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1))
+
+
+class _Job:
+    """A prompt on its way through the threads, one turn at a time."""
+
+    __slots__ = ("left", "result", "steps", "turn")
+
+    def __init__(self, steps: Generator[None, None, array[int]]) -> None:
+        self.steps = steps
+        self.result: Future[array[int]] = Future()
+        self.result.set_running_or_notify_cancel()  # a caller that leaves says so by `left` alone
+        self.turn: Future[None] | None = None
+        self.left = False  # nobody waits any more: read by the thread between two segments
+
+    def leave(self) -> None:
+        self.left = True
+        if self.turn is not None:
+            self.turn.cancel()  # takes it out of the queue if no thread has begun with it
+
+    @property
+    def done(self) -> bool:
+        """It holds no thread and waits for none."""
+        return self.result.done() or (self.left and self.turn is not None and self.turn.done())
+
+
 class _EncodingFailed(Exception):
     """A fault of tokenizer or template; the message names type and place, never the input."""
 
 
-def _encode(tokenizer: LocalTokenizer, prompt: TextPrompt | ChatPrompt) -> list[int]:
-    """Runs in a worker thread. Chat: the template writes its own begin token, so none is added."""
-    try:
-        if isinstance(prompt, TextPrompt):
-            text = prompt.text
-        else:
-            text = tokenizer.render_chat(
-                prompt.messages,
-                prompt.tools,
-                prompt.add_generation_prompt,
-                continue_final_message=prompt.continue_final_message,
-                **prompt.template_kwargs,
-            )
-        return tokenizer.encode(text, prompt.add_special_tokens)
-    except Unrenderable:
-        raise
-    except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
-        raise _EncodingFailed(f"{type(error).__name__} at {_place(error)}") from None
+def _render(tokenizer: LocalTokenizer, prompt: ChatPrompt) -> str:
+    return tokenizer.render_chat(
+        prompt.messages,
+        prompt.tools,
+        prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        **prompt.template_kwargs,
+    )
 
 
 def _place(error: BaseException) -> str:

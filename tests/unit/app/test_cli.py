@@ -57,3 +57,23 @@ def test_a_start_that_cannot_be_is_a_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("parameters", ["", "- {type: token-producer}"])
+def test_precise_routing_without_exact_tokens_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parameters: str
+) -> None:
+    """No token-producer, or one that would only estimate: a sentence that says what to set."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+        f"- {{type: precise-prefix-cache-producer}}\n{parameters}\n- {{type: max-score-picker}}\n"
+        "schedulingProfiles:\n- {name: default, plugins: [{pluginRef: max-score-picker}]}\n"
+    )
+    endpoints = tmp_path / "endpoints.yaml"
+    endpoints.write_text("endpoints: []\n")
+    assert cli.main(["epp", "--config-file", str(config), "--endpoints-file", str(endpoints)]) == 2
+    said = capsys.readouterr().err
+    assert "nothing knows the engines' tokens" in said
+    for what in ("parameters.local.path", "parameters.vllm.url", "--tokenizer"):
+        assert what in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,14 +13,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epp.request.cut_rules import CutRules
 from epp.request.local_tokenizer import LocalTokenizer
-from epp.request.parse import ChatPrompt, TextPrompt, TokenPrompt
+from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.tokenise import LocalTokeniser
 
 BOUND_S = 30.0
 
 
-class SlowTokenizer(LocalTokenizer):
+class UncutTokenizer(LocalTokenizer):
+    """One segment a text, and nothing is encoded before the test asks for it."""
+
+    rules = CutRules()
+
+    def cut_rules(self) -> CutRules:
+        return self.rules
+
+
+class SlowTokenizer(UncutTokenizer):
     """The real tokenizer behind a gate: `entered` tells that a thread is inside."""
 
     gate: threading.Event
@@ -38,7 +49,7 @@ class SlowTokenizer(LocalTokenizer):
         return super().encode(text, add_special_tokens)
 
 
-class BrokenTokenizer(LocalTokenizer):
+class BrokenTokenizer(UncutTokenizer):
     """Raises the given error, as a binding that panics would."""
 
     error: BaseException
@@ -54,6 +65,16 @@ class BrokenTokenizer(LocalTokenizer):
         raise self.error
 
 
+DOCUMENT = " ".join(f"The library opens at {number}." for number in range(2000))
+
+
+async def listed(service: LocalTokeniser, prompt: Prompt) -> list[int]:
+    ids = await service.token_ids(prompt)
+    assert isinstance(ids, array), "a buffer, which the index takes as it is"
+    assert ids.typecode == "I"
+    return ids.tolist()
+
+
 @pytest.fixture
 async def service(tokenizer: LocalTokenizer) -> AsyncIterator[LocalTokeniser]:
     service = LocalTokeniser(tokenizer, budget_s=BOUND_S)
@@ -63,10 +84,10 @@ async def service(tokenizer: LocalTokenizer) -> AsyncIterator[LocalTokeniser]:
 
 async def test_text_gets_one_begin_token(service: LocalTokeniser, tokenizer: LocalTokenizer) -> None:
     """S-C15."""
-    ids = await service.token_ids(TextPrompt("The harbour was quiet."))
+    ids = await listed(service, TextPrompt("The harbour was quiet."))
     assert ids == [0, *tokenizer.encode("The harbour was quiet.", add_special_tokens=False)]
     assert service.counters.outcomes == {"encoded": 1}
-    assert service.counters.encoded_tokens == len(ids)
+    assert service.counters.encoded_tokens == len(ids) - 1, "all but the begin token"
 
 
 async def test_chat_is_the_whole_text_encoded_once(
@@ -74,10 +95,31 @@ async def test_chat_is_the_whole_text_encoded_once(
 ) -> None:
     """S-C15: no doubled begin token; the special tokens of the template are single ids."""
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
-    ids = await service.token_ids(ChatPrompt(messages))
+    ids = await listed(service, ChatPrompt(messages))
     text = "<|bos|><|system|>Be short.<|end|><|user|>Hi<|end|><|assistant|>"
     assert ids == tokenizer.encode(text, add_special_tokens=False)
-    assert list(ids).count(0) == 1
+    assert ids.count(0) == 1
+
+
+async def test_a_turn_encodes_only_what_is_new(service: LocalTokeniser) -> None:
+    """The second turn of a conversation on a long document."""
+    document = {"role": "system", "content": DOCUMENT}
+    turns = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At eight."}]
+    first = await listed(service, ChatPrompt([document, *turns[:1]]))
+    encoded = service.counters.encoded_tokens
+    assert encoded == len(first)
+    second = await listed(service, ChatPrompt([document, *turns, *turns[:1]]))
+    assert second[: len(first)] == first
+    assert service.counters.encoded_tokens - encoded < 1000 < len(second) // 10
+    assert service.counters.encoded_tokens + service.counters.reused_tokens == len(first) + len(second)
+    assert service.cache_bytes >= 4 * len(first)
+
+
+async def test_conversations_share_what_they_have_in_common(service: LocalTokeniser) -> None:
+    for question in ("When?", "Where?", "Why?"):
+        await listed(service, ChatPrompt([{"role": "user", "content": f"{DOCUMENT}\n\n{question}"}]))
+    counters = service.counters
+    assert counters.encoded_tokens < counters.reused_tokens
 
 
 async def test_token_ids_pass_without_a_tokenizer_call(tokenizer: LocalTokenizer) -> None:
@@ -95,9 +137,7 @@ async def test_the_whole_conversation_decides(service: LocalTokeniser) -> None:
     async def ids_of(*texts: str) -> list[int]:
         roles = ("user", "assistant")
         turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-        ids = await service.token_ids(ChatPrompt([system, *turns], add_generation_prompt=False))
-        assert ids is not None
-        return list(ids)
+        return await listed(service, ChatPrompt([system, *turns], add_generation_prompt=False))
 
     anna, bert = await ids_of("I grow beans."), await ids_of("I repair violins.")
     shared = next(i for i, (a, b) in enumerate(zip(anna, bert, strict=False)) if a != b)
@@ -113,7 +153,7 @@ async def test_template_switches_reach_the_template(
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once upon"}]
     prompt = ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True)
     text = "<|bos|><|user|>Hi<|end|><|assistant|>Once upon"
-    assert await service.token_ids(prompt) == tokenizer.encode(text, add_special_tokens=False)
+    assert await listed(service, prompt) == tokenizer.encode(text, add_special_tokens=False)
 
 
 async def test_unrenderable_chats_are_counted_by_reason(service: LocalTokeniser) -> None:
@@ -138,11 +178,57 @@ async def test_late_is_no_match(tokenizer: LocalTokenizer) -> None:
     assert service.pending == 0
 
 
+async def test_a_late_text_is_left_at_the_next_segment(tokenizer: LocalTokenizer) -> None:
+    """A thread does not go on with a 32 MB body that nobody waits for; what it did is kept."""
+    slow = SlowTokenizer.behind(tokenizer)
+    slow.rules = tokenizer.cut_rules()
+    slow.gate.set()
+    service = LocalTokeniser(slow, workers=1, budget_s=0.05)
+    slow.gate.clear()
+    slow.entered.clear()
+    text = "One quiet harbour. " * 1000
+    try:
+        assert await service.token_ids(TextPrompt(text)) is None
+        assert service.counters.outcomes == {"late": 1}
+        assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
+    finally:
+        slow.gate.set()
+        await service.aclose()
+    assert 0 < service.counters.encoded_tokens < len(tokenizer.encode(text, False)) // 4
+
+
+async def test_a_short_prompt_does_not_wait_for_a_long_one(tokenizer: LocalTokenizer) -> None:
+    """One thread, a text of many segments in it, and a short one that comes later is done first."""
+    slow = SlowTokenizer.behind(tokenizer)
+    slow.rules = tokenizer.cut_rules()
+    slow.gate.set()
+    service = LocalTokeniser(slow, workers=1, budget_s=BOUND_S)
+    slow.gate.clear()
+    slow.entered.clear()
+    done: list[str] = []
+
+    async def encode(name: str, text: str) -> None:
+        assert await listed(service, TextPrompt(text)) == tokenizer.encode(text, True)
+        done.append(name)
+
+    try:
+        long = asyncio.create_task(encode("long", " ".join(f"harbour{n}" for n in range(20_000))))
+        assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
+        short = asyncio.create_task(encode("short", "hi"))
+        await asyncio.sleep(0)  # one turn of the loop: it is in the queue
+        slow.gate.set()
+        await asyncio.gather(long, short)
+    finally:
+        slow.gate.set()
+        await service.aclose()
+    assert done == ["short", "long"]
+
+
 async def test_overload_is_no_match_at_once(tokenizer: LocalTokenizer) -> None:
     slow = SlowTokenizer.behind(tokenizer)
     service = LocalTokeniser(slow, workers=1, max_pending=2, budget_s=BOUND_S)
     try:
-        waiting = [asyncio.create_task(service.token_ids(TextPrompt(text))) for text in ("a", "b")]
+        waiting = [asyncio.create_task(listed(service, TextPrompt(text))) for text in ("a", "b")]
         assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
         assert await service.token_ids(TextPrompt("c")) is None
         assert service.counters.outcomes == {"overloaded": 1}
@@ -157,7 +243,7 @@ async def test_a_cancelled_caller_frees_its_place(tokenizer: LocalTokenizer) -> 
     slow = SlowTokenizer.behind(tokenizer)
     service = LocalTokeniser(slow, workers=1, budget_s=BOUND_S)
     try:
-        running = asyncio.create_task(service.token_ids(TextPrompt("a")))
+        running = asyncio.create_task(listed(service, TextPrompt("a")))
         assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
         queued = asyncio.create_task(service.token_ids(TextPrompt("b")))
         await asyncio.sleep(0)  # one turn of the loop: it is in the executor's queue now
@@ -223,7 +309,7 @@ def test_chat_parity_with_whole_text(
 
     async def both() -> None:
         service = LocalTokeniser(tokenizer, workers=1, budget_s=BOUND_S)
-        ids = await service.token_ids(ChatPrompt(messages, add_generation_prompt=generate))
+        ids = await listed(service, ChatPrompt(messages, add_generation_prompt=generate))
         await service.aclose()
         marks = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
         text = "<|bos|>" + "".join(f"{marks[m['role']]}{m['content']}<|end|>" for m in messages)

@@ -1,0 +1,112 @@
+"""Tokens of a text at a cost that follows what is new in it: cut where it is exact, remember the parts.
+
+Where no cut is safe for the tokenizer the text is one segment: encoded whole, and remembered whole.
+Everything here blocks and is meant for a thread; between segments the interpreter is free for others.
+It must not log or keep texts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from epp.core.hashing import TOKEN_BYTES
+from epp.request.cut_rules import CutRules
+from epp.request.segments import SEGMENT_CHARS, Segmenter
+from epp.request.token_cache import TokenCache
+
+_PROBES: Final = ("a", "0 z", ". B")
+
+
+class TextEncoder(Protocol):
+    """Token ids of a text, whole and without looking back: `LocalTokenizer`."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class EncoderCounters:
+    """Plain values. Threads add to them without a lock: a count may get lost, none is invented."""
+
+    reused_tokens: int = 0
+    encoded_tokens: int = 0
+
+
+class IncrementalEncoder:
+    """The ids of `encoder.encode`, as native uint32. Thread-safe."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        rules: CutRules,
+        cache: TokenCache,
+        *,
+        segment_chars: int = SEGMENT_CHARS,
+    ) -> None:
+        self._encoder = encoder
+        self._segmenter = Segmenter(rules, segment_chars=segment_chars)
+        self._cache = cache
+        self._frame = _special_frame(encoder) if rules.any else None
+        self.counters: Final = EncoderCounters()
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        """Token ids of `text`, of type code "I".
+
+        Raises:
+            UnicodeEncodeError: lone surrogates; no engine has ids for them.
+        """
+        steps = self.steps(text, add_special_tokens)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                ids: array[int] = end.value
+                return ids
+
+    def steps(self, text: str, add_special_tokens: bool) -> Generator[None, None, array[int]]:
+        """`encode` that can be left or put off: yields after each segment that had to be encoded, and
+        returns the ids. What was encoded before it was left is remembered."""
+        if self._frame is None or not text:
+            ids = yield from self._remembered(text, add_special_tokens)
+            return array("I", ids)
+        parts = []
+        for segment in self._segmenter.segments(text):
+            parts.append((yield from self._remembered(segment, False)))
+        if add_special_tokens:
+            before, after = self._frame
+            parts = [before, *parts, after]
+        return array("I", b"".join(parts))
+
+    def _remembered(self, segment: str, add_special_tokens: bool) -> Generator[None, None, bytes]:
+        counters = self.counters
+        digest = self._cache.digest(segment.encode(), add_special_tokens)
+        ids = self._cache.get(digest)
+        if ids is not None:
+            counters.reused_tokens += len(ids) // TOKEN_BYTES
+            return ids
+        encoded = array("I", self._encoder.encode(segment, add_special_tokens))
+        counters.encoded_tokens += len(encoded)
+        ids = encoded.tobytes()
+        self._cache.put(digest, ids)
+        yield
+        return ids
+
+
+def _special_frame(encoder: TextEncoder) -> tuple[bytes, bytes] | None:
+    """What the tokenizer writes before and after every text (begin and end tokens); None: not clear."""
+    possible: set[tuple[bytes, bytes]] | None = None
+    for probe in _PROBES:
+        bare, framed = encoder.encode(probe, False), encoder.encode(probe, True)
+        frames = {
+            (_packed(framed[:at]), _packed(framed[at + len(bare) :]))
+            for at in range(len(framed) - len(bare) + 1)
+            if framed[at : at + len(bare)] == bare
+        }
+        possible = frames if possible is None else possible & frames
+    return possible.pop() if possible and len(possible) == 1 else None
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
