@@ -52,3 +52,21 @@ def test_a_chat_template_from_elsewhere_wins(tmp_path: Path) -> None:
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
     with pytest.raises(ConfigError, match=r"gone\.jinja: No such file"):
         LocalTokenizer.load(tmp_path, chat_template_path=tmp_path / "gone.jinja")
+
+
+def test_chats_with_tools_have_a_template_of_their_own_where_there_is_one(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain {{ unk_token }}"},
+        {"name": "tool_use", "template": "{{ tools | length }} tools"},
+    ]
+    messages = [{"role": "user", "content": "hi"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    tokenizer = load(tmp_path, chat_template=named, unk_token="<|pad|>")
+    assert tokenizer.render_chat(messages) == "plain <|pad|>"
+    assert tokenizer.render_chat(messages, tools) == "1 tools"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("file with tools")
+    tokenizer = LocalTokenizer.load(tmp_path)
+    assert tokenizer.render_chat(messages) == "file"
+    assert tokenizer.render_chat(messages, tools) == "file with tools"
