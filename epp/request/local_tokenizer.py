@@ -1,6 +1,6 @@
 """A model's own tokenizer and chat template, from a directory in the Hugging Face layout.
 
-Files read: `tokenizer.json`, `tokenizer_config.json` (see `tokenizer_settings`; optional),
+Files read: `tokenizer.json`, `tokenizer_config.json` (begin and end token; optional),
 `chat_template.jinja` (or the `chat_template` of the config; optional) and `config.json` (model type;
 optional). Everything here blocks and is meant for a thread: `encode_batch_fast` releases the GIL,
 `encode` would hold it for the whole prompt. It must not log or cache prompts.
@@ -9,7 +9,7 @@ optional). Everything here blocks and is meant for a thread: `encode_batch_fast`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
 from epp.request.cut_rules import CutRules, cut_rules
 from epp.request.tokenizer_class import renders_in_code, unread_reason
-from epp.request.tokenizer_settings import apply_settings, token_text
 
 
 class LocalTokenizer:
@@ -32,11 +31,16 @@ class LocalTokenizer:
         tokenizer: Tokenizer,
         *,
         chat_template: ChatTemplate | None = None,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
+        tool_template: ChatTemplate | None = None,
+        special_tokens: Mapping[str, str] | None = None,
     ) -> None:
+        """`tool_template` renders chats with tools, where a model has one for them; `special_tokens` by
+        the names under which templates know them (`bos_token`, ...)."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._tool_template = tool_template or chat_template
+        self._special_tokens = dict(special_tokens or {})
+        bos_token, eos_token = map(self._special_tokens.get, ("bos_token", "eos_token"))
         self._cut_rules: CutRules | None = None
         self.bos_token: Final = bos_token
         self.eos_token: Final = eos_token
@@ -67,13 +71,13 @@ class LocalTokenizer:
                 f"{path}: {unread}, so its tokens would not be the engine's; save the tokenizer with the "
                 "engine's transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and use that"
             )
-        apply_settings(tokenizer, config)
         in_code = renders_in_code(_read_config(directory / "config.json"))
+        templates = {} if in_code else _read_templates(directory, config, chat_template_path)
         return cls(
             tokenizer,
-            chat_template=None if in_code else _read_template(directory, config, chat_template_path),
-            bos_token=token_text(config.get("bos_token")),
-            eos_token=token_text(config.get("eos_token")),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+            special_tokens=dict(_special_tokens(config)),
         )
 
     @property
@@ -112,16 +116,15 @@ class LocalTokenizer:
         Raises:
             Unrenderable: no template, or the engine would refuse this chat.
         """
-        if self._chat_template is None:
+        template = self._chat_template if tools is None else self._tool_template
+        if template is None:
             raise Unrenderable("no_chat_template")
-        named = {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        specials = {name: token for name, token in named.items() if token is not None}
-        return self._chat_template.render(
+        return template.render(
             messages,
             tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **(specials | template_kwargs),
+            **(self._special_tokens | template_kwargs),
         )
 
 
@@ -137,18 +140,22 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_template(directory: Path, config: dict[str, Any], given: Path | None) -> ChatTemplate | None:
+def _read_templates(directory: Path, config: dict[str, Any], given: Path | None) -> dict[str, ChatTemplate]:
+    """Templates by name; the engine asks for "tool_use" where a chat has tools, else for "default"."""
     path = given or directory / "chat_template.jinja"
-    source: Any = config.get("chat_template")
+    sources: Any = config.get("chat_template")
     if given is not None or path.is_file():
-        source = _read_text(path)
-    if isinstance(source, list):  # several named templates: the engine takes the one named "default"
-        source = next((t.get("template") for t in source if t.get("name") == "default"), None)
-    if source is None:
-        return None
+        sources = _read_text(path)
+    if isinstance(sources, list):
+        sources = {named.get("name"): named.get("template") for named in sources if isinstance(named, dict)}
+    elif isinstance(sources, str):
+        sources = {"default": sources}
+    more = directory / "additional_chat_templates" / "tool_use.jinja"
+    if given is None and path.is_file() and more.is_file():
+        sources = {**sources, "tool_use": _read_text(more)}
     try:
-        return ChatTemplate(source)
-    except jinja2.TemplateError as error:
+        return {name: ChatTemplate(source) for name, source in (sources or {}).items()}
+    except (jinja2.TemplateError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a chat template: {error}") from error
 
 
@@ -159,3 +166,11 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text") from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A special token is written as text or as `{"content": text, ...}`."""
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            yield name, text
