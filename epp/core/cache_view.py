@@ -11,90 +11,24 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
 from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
 from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.event_stream import EventStream
-from epp.core.events import Applied, Batch, BatchResult, Buffered, ReplayNeeded, sum_applied
+from epp.core.events import Applied, Batch, BatchResult, Buffered, sum_applied
 from epp.core.hashing import Family, InvalidTokens, PromptKeys
 from epp.core.index_dump import DumpRefused
-from epp.core.prefix_index import Depths, IndexStats, PrefixIndex, PrefixQuery
+from epp.core.prefix_index import Depths, PrefixIndex, PrefixQuery
 from epp.core.speculation import SpeculationSettings, SpeculativeEntries
 from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
+from epp.core.view_state import LookUp, View, ViewStats
 
 MAX_PULL_MISSES = 3  # one or two can be blocks that were evicted while the pull was on its way
 _NO_DEPTHS = Depths()
-
-
-@dataclass(slots=True)
-class ViewCounters:
-    """Totals of one endpoint since it was added; plain values for telemetry."""
-
-    live_batches: int = 0
-    replayed_batches: int = 0
-    applied_batches: int = 0
-    duplicate_batches: int = 0
-    undecodable_batches: int = 0
-    stored_blocks: int = 0
-    removed_blocks: int = 0
-    orphan_blocks: int = 0
-    unresolved_blocks: int = 0
-    skipped_blocks: int = 0
-    refused_blocks: int = 0
-    windowed_blocks: int = 0
-    unsupported_blocks: int = 0
-    unknown_events: int = 0
-    gaps: int = 0
-    restarts: int = 0
-    replays: int = 0  # asked for, with whatever reason
-    failed_replays: int = 0
-    clears: int = 0
-    snapshots_confirmed: int = 0  # a sibling's view that the engine's replay agreed with
-    snapshots_refused: int = 0  # a sibling's view that was dropped
-    distrusted: int = 0  # claims dropped because of other signs than events
-
-
-@dataclass(frozen=True, slots=True)
-class ViewStats:
-    """One endpoint's cache view now."""
-
-    state: ClaimState
-    known_empty_start: bool
-    index: IndexStats
-    counters: ViewCounters
-    held_batches: int  # waiting for a replay to end
-    last_event_s: float | None  # when the last batch came, on the caller's clock
-    speculative_entries: int = 0  # prompts sent there and not confirmed; overdue ones until swept
-
-    @property
-    def deaf(self) -> bool:
-        """Traffic, but not one block applied: the engine speaks a form that we do not understand."""
-        counters = self.counters
-        idle = counters.stored_blocks == 0 and counters.removed_blocks == 0
-        lost = counters.undecodable_batches + counters.unknown_events + counters.skipped_blocks
-        return idle and lost + counters.refused_blocks + counters.unsupported_blocks > 0
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """What the view says of one prompt, and what `place` needs to remember where it went."""
-
-    matches: Mapping[EndpointId, PrefixMatch]
-    keys: Mapping[Family, PromptKeys] = field(default_factory=dict)  # empty without speculation
-
-
-@dataclass(slots=True)
-class _View:
-    stream: EventStream
-    model: str = ""
-    counters: ViewCounters = field(default_factory=ViewCounters)
-    last_event_s: float | None = None
-    overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
-    pull_misses: int = 0  # in a row
 
 
 class CacheView:
@@ -115,14 +49,14 @@ class CacheView:
         self._speculative = SpeculativeEntries(speculation) if speculation else None
         self._salt_key = salt_key
         self._limits = limits or StreamLimits()
-        self._views: dict[EndpointId, _View] = {}
+        self._views: dict[EndpointId, View] = {}
 
     def add_endpoint(self, endpoint: EndpointId, has_replay: bool, model: str = "") -> None:
         """Start without a claim. `model` roots the keys of its blocks: give it where one picker
         serves several models; leave it out in a pool of one."""
         self._index.add_endpoint(endpoint, model)
         self._forget_speculation(endpoint)
-        self._views[endpoint] = _View(EventStream(has_replay, self._limits), model)
+        self._views[endpoint] = View(EventStream(has_replay, self._limits), model)
 
     def remove_endpoint(self, endpoint: EndpointId) -> None:
         """Forget the endpoint; idempotent."""
@@ -180,7 +114,7 @@ class CacheView:
             view.counters.failed_replays += 1
         return self._perform(endpoint, view, view.stream.on_replay_end(ok))
 
-    def _perform(self, endpoint: EndpointId, view: _View, step: Step) -> BatchResult:
+    def _perform(self, endpoint: EndpointId, view: View, step: Step) -> BatchResult:
         counters = view.counters
         if step.clear:
             counters.clears += 1
@@ -191,13 +125,13 @@ class CacheView:
             self._forget_speculation(endpoint)
         applied = self._apply(endpoint, view, step)
         if step.replay is not None:
-            _count_replay(counters, step.replay)
+            counters.count_replay(step.replay)
             return step.replay
         if step.held:
             return Buffered(view.stream.held_batches)
         return applied
 
-    def _apply(self, endpoint: EndpointId, view: _View, step: Step) -> Applied:
+    def _apply(self, endpoint: EndpointId, view: View, step: Step) -> Applied:
         if step.duplicate:
             view.counters.duplicate_batches += 1
             return Applied(duplicate=True)
@@ -205,18 +139,9 @@ class CacheView:
             return Applied()
         parts = [self._index.apply_batch(endpoint, batch) for batch in step.apply]
         applied = parts[0] if len(parts) == 1 else sum_applied(parts)
-        counters = view.counters
-        counters.applied_batches += len(parts)
-        counters.stored_blocks += applied.stored_blocks
-        counters.removed_blocks += applied.removed_blocks
-        counters.orphan_blocks += applied.orphan_blocks
-        counters.unresolved_blocks += applied.unresolved_blocks
-        counters.skipped_blocks += applied.skipped_blocks
+        view.counters.count_applied(applied, len(parts))
         if applied.clears:
             self._forget_speculation(endpoint)
-        counters.refused_blocks += applied.refused_blocks
-        counters.windowed_blocks += applied.windowed_blocks
-        counters.unsupported_blocks += applied.unsupported_blocks
         if applied.stored_blocks:
             view.stream.on_resolved_store()
         return applied
@@ -277,7 +202,7 @@ class CacheView:
         view.overlap = Overlap(complete)
 
     def _on_overlap(
-        self, endpoint: EndpointId, view: _View, overlap: Overlap, seq: int, batch: Batch | None
+        self, endpoint: EndpointId, view: View, overlap: Overlap, seq: int, batch: Batch | None
     ) -> Step:
         stream = view.stream
         if batch is not None and stream.next_seq is not None and seq < stream.next_seq:
@@ -350,7 +275,7 @@ class CacheView:
             )
         return matches
 
-    def _state(self, endpoint: EndpointId, view: _View) -> ClaimState:
+    def _state(self, endpoint: EndpointId, view: View) -> ClaimState:
         state = view.stream.state
         return ClaimState.UNSUPPORTED if state.has_claim and self._index.unsupported(endpoint) else state
 
@@ -452,11 +377,3 @@ def _deeper(one: Depths, other: Depths) -> Depths:
         max(one.device_blocks, other.device_blocks),
         max(one.cpu_blocks, other.cpu_blocks),
     )
-
-
-def _count_replay(counters: ViewCounters, replay: ReplayNeeded) -> None:
-    counters.replays += 1
-    if replay.reason == "gap":
-        counters.gaps += 1
-    elif replay.reason == "restart":
-        counters.restarts += 1

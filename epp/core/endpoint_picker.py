@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from engine_plugin.identity import EndpointId
-from epp.core.cache_view import CacheView, LookUp
+from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
@@ -34,6 +34,7 @@ from epp.core.types import (
     SchedulingRequest,
     SourceChoice,
 )
+from epp.core.view_state import LookUp
 
 
 @dataclass(frozen=True, slots=True)

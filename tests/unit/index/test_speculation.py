@@ -7,11 +7,12 @@ from typing import Protocol
 import pytest
 
 from engine_plugin.identity import EndpointId
-from epp.core.cache_view import CacheView, LookUp
+from epp.core.cache_view import CacheView
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from epp.core.index_choice import IndexMaker
 from epp.core.speculation import SpeculationSettings
 from epp.core.types import CacheTier, ClaimState, EngineBlockHash, PrefixMatch, SchedulingRequest
+from epp.core.view_state import LookUp
 
 A, B = EndpointId("a"), EndpointId("b")
 SIZE, TTL_S = 4, 2.0
