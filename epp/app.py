@@ -240,6 +240,12 @@ class _App:
         source = self._parts.events.source(endpoint)
         return None if source is None else (source.host, source.events_port)
 
+    def _event_ports(self, endpoint: EndpointId) -> dict[str, int | None]:
+        source = self._parts.events.source(endpoint)
+        if source is None:
+            return {}
+        return {"events_port": source.events_port, "replay_port": source.replay_port}
+
     def _threshold_state(self) -> ThresholdState:
         thresholds = self._parts.thresholds
         return thresholds.state if thresholds is not None else ThresholdState()
@@ -310,6 +316,8 @@ class _App:
             self._registry,
             self._threshold_state,
             key_files.debug_token(arguments.debug_token_file),
+            token_ids=self._director.token_ids,
+            ports=self._event_ports,
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

@@ -1,23 +1,36 @@
 """Metrics and debug port: /metrics open, /debug/kvpull/* behind a bearer token. JSON of numbers, ids and
-addresses; never a prompt, token id, salt or header value.
+addresses; never a prompt, token id, salt or header value. What `kvpull doctor` posts to `tokens` is answered
+with the number of tokens and a digest of them, so that it can compare the picker's tokens with an engine's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker, EndpointSnapshot
+from epp.core.errors import PickerError
 from epp.core.thresholds import SETTING_NAMES, PullSettings
 from epp.telemetry.decision_json import Json, address_json, decision_json
 from epp.thresholds.document import SETTING_PATHS
 from epp.thresholds.in_force import ThresholdState
+
+MAX_PROBE_BYTES = 256 << 10  # of a request whose tokens are asked for
+
+TokenIds = Callable[[str, bytes], Awaitable[Sequence[int] | None]]
+
+
+def token_digest(token_ids: Sequence[int]) -> str:
+    """SHA-256 over the ids, four bytes little-endian each."""
+    return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).hexdigest()
 
 
 def build_debug_app(
@@ -26,8 +39,15 @@ def build_debug_app(
     threshold_state: Callable[[], ThresholdState],
     token: str | None,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    token_ids: TokenIds | None = None,
+    ports: Callable[[EndpointId], Json] = lambda _: {},
 ) -> web.Application:
-    """The aiohttp application. Without a token the debug routes do not exist."""
+    """The aiohttp application. Without a token the debug routes do not exist.
+
+    `token_ids` tokenises a body sent to a path, as a request would be; `ports` says where this picker
+    looks for an endpoint's events.
+    """
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -43,6 +63,7 @@ def build_debug_app(
         sizes, names = picker.cache.differing_block_sizes(), _hash_disagreements(picker)
         rows = [
             _endpoint_json(picker, row, now_s)
+            | ports(row.candidate.endpoint.id)
             | {
                 "differs_from_pool": row.candidate.endpoint.id in sizes,
                 "hashes_unlike": names.get(str(row.candidate.endpoint.id)),
@@ -54,12 +75,25 @@ def build_debug_app(
     async def thresholds(_request: web.Request) -> web.Response:
         return web.json_response(_threshold_json(picker, threshold_state()))
 
-    app = web.Application(middlewares=[_authorised(token)])
+    async def tokens(request: web.Request) -> web.Response:
+        assert token_ids is not None
+        try:
+            found = await token_ids(request.query.get("path", ""), await request.read())
+        except PickerError as error:
+            raise web.HTTPBadRequest(text=error.reason) from error
+        answer: Json = {"count": None, "sha256": None}
+        if found is not None:
+            answer = {"count": len(found), "sha256": token_digest(found)}
+        return web.json_response(answer)
+
+    app = web.Application(middlewares=[_authorised(token)], client_max_size=MAX_PROBE_BYTES)
     app.router.add_get("/metrics", metrics)
     if token is not None:
         app.router.add_get("/debug/kvpull/decisions/{id}", decision)
         app.router.add_get("/debug/kvpull/endpoints", endpoints)
         app.router.add_get("/debug/kvpull/thresholds", thresholds)
+        if token_ids is not None:
+            app.router.add_post("/debug/kvpull/tokens", tokens)
     return app
 
 
@@ -84,6 +118,7 @@ def _endpoint_json(picker: EndpointPicker, row: EndpointSnapshot, now_s: float) 
     scraped = metrics.scraped_at_s
     return address_json(candidate.endpoint) | {
         "labels": dict(candidate.endpoint.labels),
+        "p2p_address": candidate.endpoint.p2p_address,
         "draining": candidate.endpoint.draining,
         "state": stats.state.value,
         "blocks_device": stats.index.device_blocks,

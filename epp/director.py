@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from epp.core.endpoint_picker import EndpointPicker
@@ -76,6 +76,18 @@ class Director:
         self._metrics.decided(decision, self._clock() - started_s)
         _log_decision(decision, request)
         return self._routing(decision, started_s)
+
+    async def token_ids(self, path: str, body: bytes) -> Sequence[int] | None:
+        """The tokens that a JSON `body` sent to `path` would be matched by; None: not known exactly. Nothing
+        is decided or counted as a request.
+
+        Raises:
+            PickerError: the body would be refused.
+        """
+        parsed = await asyncio.to_thread(parse_request, body, path, {"content-type": "application/json"})
+        if parsed.prompt is None or self._tokeniser is None:
+            return None
+        return await self._tokeniser.token_ids(parsed.prompt)
 
     def first_token(self, token: object) -> None:
         assert isinstance(token, _InFlight)

@@ -43,6 +43,8 @@ def engine_part(spec: FleetSpec, engine: EngineSpec, files: RunFiles) -> PartSpe
         *("--hash-seed", engine.hash_seed),
         *("--peer-key-file", str(files.peer_key_file)),
         "--enable-faults",
+        *(() if engine.publishes_events else ("--kv-events", "off")),
+        *(("--transfer-keys", "old") if engine.old_transfer_keys else ()),
     )
     return PartSpec(engine.pod, argv, {**_PYTHON, **_NIXL}, ROOT)
 

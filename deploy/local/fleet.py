@@ -60,6 +60,10 @@ class Fleet:
     def debug_token_file(self) -> Path:
         return self._files.debug_token_file
 
+    @property
+    def routing_key_file(self) -> Path:
+        return self._files.routing_key_file
+
     def engine_spec(self, pod: str) -> EngineSpec:
         return self._strangers.get(pod) or self.spec.engine(pod)
 
@@ -93,7 +97,7 @@ class Fleet:
         engines = [part for engine in self.spec.engines() for part in self._pod_parts(engine)]
         picker = commands.picker_part(self.spec, self.spec.picker_config, self._files)
         await self._start_all([*engines, picker, self._envoy_part()])
-        await self.wait_live(self.spec.pods)
+        await self.wait_live([e.pod for e in self.spec.engines() if e.publishes_events])
         await self._wait_gateway()
 
     async def _start_all(self, parts: Sequence[PartSpec]) -> None:

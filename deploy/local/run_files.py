@@ -115,6 +115,6 @@ def _endpoint_row(engine: EngineSpec, role: str) -> dict[str, Any]:
         "metrics_port": address.engine_port,
         "events_port": address.events_port,
         "replay_port": address.replay_port,
-        "p2p_port": address.p2p_port,
+        "p2p_port": engine.listed_p2p_port or address.p2p_port,
         "labels": {_ROLE_LABEL: role},
     }

@@ -6,8 +6,10 @@ of them do not; the CPU tier holds everything that the scenario ever asks an eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from deploy.local.ports import AddressPlan, EngineAddress
 from deploy.local.preflight import MemoryPlan
@@ -28,6 +30,9 @@ class EngineSpec:
     block_size: int
     device_tier_tokens: int
     cpu_tier_tokens: int
+    publishes_events: bool = True
+    old_transfer_keys: bool = False  # reads kv_transfer_params under the names of older engines
+    listed_p2p_port: int | None = None  # what the endpoint file says; None: the real one
 
     @property
     def pod(self) -> str:
@@ -53,6 +58,8 @@ class FleetSpec:
     kv_connector: str = "offloading"  # of the sidecars; decides the form of P/D legs
     max_num_seqs: int = 4  # small, so that a handful of requests makes an engine busy
     hash_seed: str = "kvpull-demo"
+    # pod -> what is unlike in `EngineSpec`
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -64,13 +71,14 @@ class FleetSpec:
         return self.out_dir / "logs"
 
     def engine(self, pod: str) -> EngineSpec:
-        return EngineSpec(
+        usual = EngineSpec(
             address=self.addresses.engine(self.pods.index(pod) + 1, pod),
             hash_seed=self.hash_seed,
             block_size=self.block_size,
             device_tier_tokens=self.device_tier_tokens,
             cpu_tier_tokens=self.cpu_tier_tokens,
         )
+        return replace(usual, **self.variants.get(pod, {}))
 
     def engines(self) -> tuple[EngineSpec, ...]:
         return tuple(self.engine(pod) for pod in self.pods)

@@ -51,7 +51,7 @@ class PartSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     probe: ReadyProbe | None = None
-    ready_timeout_s: float = 30.0
+    ready_timeout_s: float = 90.0  # a loaded machine takes long to import what a part needs
     stop_timeout_s: float = 5.0
 
 

@@ -45,8 +45,8 @@ def ask_all(arguments: argparse.Namespace, path: str) -> Iterator[Answer]:
     Raises:
         ConfigError: an unusable URL or token file.
     """
-    token = _token(arguments.token_file)
-    urls = [_base(url) for url in arguments.url or [DEFAULT_URL]]
+    token = read_token(arguments.token_file)
+    urls = [base_url(url) for url in arguments.url or [DEFAULT_URL]]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     for url in urls:
         request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
@@ -76,14 +76,16 @@ def _status(code: int) -> str:
     return f"status {code}"
 
 
-def _base(url: str) -> str:
+def base_url(url: str, option: str = "--url") -> str:
+    """Without a slash at its end. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError(f"--url {url}: expected http://HOST:PORT")
+        raise ConfigError(f"{option} {url}: expected http://HOST:PORT")
     return url.rstrip("/")
 
 
-def _token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """Raises ConfigError."""
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def add_commands(commands: Any) -> None:
-    """Add explain, replay and thresholds to an argparse sub-parser group."""
+    """Add explain, replay, thresholds and doctor to an argparse sub-parser group."""
     explain = commands.add_parser("explain", help="say why a request got its destination and source")
     explain.add_argument("id", help="decision id or request id")
     _add_asking(explain)
@@ -41,6 +41,7 @@ def add_commands(commands: Any) -> None:
     check = actions.add_parser("check", help="validate documents and merge them as a picker would")
     check.add_argument("files", type=Path, nargs="+")
     check.set_defaults(run=_check)
+    _add_doctor(commands)
 
 
 def _add_asking(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,30 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, required=True, help="bearer token of /debug/kvpull")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one picker")
     parser.add_argument("--json", action="store_true", help="the answer as it came")
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", help="is this fleet able to pull; if not, what is wrong")
+    _add_asking(doctor)
+    doctor.add_argument("--gateway", metavar="URL", help="sends a prompt through it, twice")
+    doctor.add_argument(
+        "--sidecar-metrics-port", type=int, metavar="PORT", help="of the sidecars (--metrics-port)"
+    )
+    doctor.add_argument(
+        "--routing-key-file", type=Path, help="signs the doctor's source headers, where sidecars want that"
+    )
+    doctor.add_argument("--model", help="name to ask for (default: the first that an engine serves)")
+    doctor.add_argument(
+        "--request-timeout", type=float, default=30.0, metavar="SECONDS", help="for one prompt"
+    )
+    doctor.add_argument("--passive", action="store_true", help="look only, send no prompt")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from epp.ops.doctor.command import doctor
+
+    return doctor(arguments)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

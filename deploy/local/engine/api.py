@@ -19,6 +19,7 @@ from aiohttp import web
 from deploy.local.engine.answers import SSE_END, Form, sse
 from deploy.local.engine.core import Engine
 from deploy.local.engine.errors import ApiError, not_found, unavailable
+from deploy.local.engine.kv_params import read_as_old_engine
 from deploy.local.engine.prompts import PromptReader
 from deploy.local.engine.request import Request, Spec
 from deploy.local.engine.scheduler import QueueFull
@@ -34,10 +35,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class OpenAiApi:
     """Handlers of one engine."""
 
-    def __init__(self, engine: Engine, reader: PromptReader, *, model: str) -> None:
+    def __init__(
+        self, engine: Engine, reader: PromptReader, *, model: str, old_transfer_keys: bool = False
+    ) -> None:
         self._engine = engine
         self._reader = reader
         self._model = model
+        self._understand = read_as_old_engine if old_transfer_keys else _as_it_is
         self._created = int(time.time())
         self.draining = False
 
@@ -53,13 +57,13 @@ class OpenAiApi:
 
     # --- generation -----------------------------------------------------------------------------
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        call = parse_completion(await read_json(http))
+        call = parse_completion(self._understand(await read_json(http)))
         self._check(call.sampling)
         prompts = await self._reader.completion(call)
         return await self._answer(http, call.sampling, prompts, chat=False)
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        call = parse_chat(await read_json(http))
+        call = parse_chat(self._understand(await read_json(http)))
         self._check(call.sampling)
         return await self._answer(http, call.sampling, [await self._reader.chat(call)], chat=True)
 
@@ -174,6 +178,10 @@ class OpenAiApi:
         external = http.query.get("reset_external", "false").lower() in ("1", "true")
         self._engine.reset_prefix_cache(external=external)
         return web.Response()
+
+
+def _as_it_is(body: dict[str, Any]) -> dict[str, Any]:
+    return body
 
 
 def _numbered(request_id: str, index: int) -> str:

@@ -48,6 +48,8 @@ class EngineConfig:
     salt_key: bytes | None = None  # None: salts are published in clear
     enable_faults: bool = False
     stock_cpu_events: bool = False
+    publishes_events: bool = True
+    old_transfer_keys: bool = False
     pull_base_s: float = 2.0
     pull_max_s: float = 10.0
     supply_wait_s: float = 10.0
@@ -115,6 +117,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--salt-key-file", type=Path, default=None)
     add("--enable-faults", action="store_true")
     add("--cpu-events", choices=("plugin", "stock"), default="plugin")
+    add("--kv-events", choices=("on", "off"), default="on")
+    add("--transfer-keys", choices=("new", "old"), default="new", help="old: prefill, decode, p2p")
     add("--ready-fd", type=int, default=None)
     add("--log-level", choices=LOG_LEVELS, default="info")
 
@@ -134,6 +138,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EngineConfig, argparse.Namespa
         values["peer_key"] = peer_key.read_bytes().strip() if peer_key else None
         values["salt_key"] = salt_key.read_bytes().rstrip(b"\r\n") if salt_key else None
         values["timing"] = PRESETS[values["timing"]]
+        values["publishes_events"] = values.pop("kv_events") == "on"
+        values["old_transfer_keys"] = values.pop("transfer_keys") == "old"
         values["stock_cpu_events"] = values.pop("cpu_events") == "stock"
         return EngineConfig(**values), process
     except (SettingsError, OSError) as error:

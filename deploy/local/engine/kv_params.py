@@ -46,6 +46,21 @@ class TransferParams:
 
 
 NO_TRANSFER = TransferParams()
+# what vLLM's branch called the keys before it named them for the remote party (llm-d-router#2133)
+OLD_KEYS: Mapping[str, str] = {
+    "p2p": wire.REMOTE_KV_SOURCE,
+    "prefill": wire.REMOTE_PREFILLER,
+    "decode": wire.REMOTE_DECODER,
+}
+
+
+def read_as_old_engine(body: dict[str, Any]) -> dict[str, Any]:
+    """The body as an engine with the old keys takes it: today's keys mean nothing to it."""
+    params = body.get(wire.KV_TRANSFER_PARAMS)
+    if not isinstance(params, Mapping):
+        return body
+    known = {OLD_KEYS[key]: value for key, value in params.items() if key in OLD_KEYS}
+    return {**body, wire.KV_TRANSFER_PARAMS: known}
 
 
 def parse_transfer(params: Any) -> TransferParams:

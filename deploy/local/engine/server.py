@@ -51,9 +51,11 @@ async def serving(config: EngineConfig) -> AsyncIterator[Running]:
         stack.callback(assembly.tier.close)
         stack.callback(assembly.parts.memory.close)
         stack.callback(assembly.publisher.close)
-        events_port, replay_port = assembly.publisher.bind(
-            config.host, config.events_port, config.replay_port
-        )
+        events_port = replay_port = 0
+        if config.publishes_events:
+            events_port, replay_port = assembly.publisher.bind(
+                config.host, config.events_port, config.replay_port
+            )
         stack.callback(assembly.reports.close)
         reports_port = assembly.reports.bind(config.host, config.reports_port)
         await assembly.transport.start()
@@ -64,7 +66,12 @@ async def serving(config: EngineConfig) -> AsyncIterator[Running]:
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await stack.enter_async_context(_background(engine, assembly, failed))
         metrics = _metrics(assembly, engine, events_port, replay_port, reports_port)
-        api = OpenAiApi(engine, assembly.reader, model=config.served_name)
+        api = OpenAiApi(
+            engine,
+            assembly.reader,
+            model=config.served_name,
+            old_transfer_keys=config.old_transfer_keys,
+        )
         runner = _runner(assembly, engine, api, metrics)
         await runner.setup()
         stack.push_async_callback(_drain, engine, api, runner, config.drain_s)
@@ -113,7 +120,9 @@ async def _background(
     engine: Engine, assembly: Assembly, failed: asyncio.Future[None]
 ) -> AsyncIterator[None]:
     """The engine's loop and the replay server as tasks; the first failure is told through `failed`."""
-    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(assembly.publisher.run())]
+    tasks = [asyncio.create_task(engine.run())]
+    if assembly.config.publishes_events:
+        tasks.append(asyncio.create_task(assembly.publisher.run()))
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) and not failed.done():
