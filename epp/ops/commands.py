@@ -10,9 +10,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from epp.ops.size import add_arguments as add_size_arguments
+from epp.ops.size import run as run_size
+
 
 def add_commands(commands: Any) -> None:
-    """Add explain, replay and thresholds to an argparse sub-parser group."""
+    """Add explain, replay, size and thresholds to an argparse sub-parser group."""
     explain = commands.add_parser("explain", help="say why a request got its destination and source")
     explain.add_argument("id", help="decision id or request id")
     _add_asking(explain)
@@ -32,6 +35,12 @@ def add_commands(commands: Any) -> None:
     replay.add_argument("--show", type=int, default=20, metavar="N", help="differences to print (20)")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
     replay.set_defaults(run=_replay)
+
+    size = commands.add_parser(
+        "size", help="how much memory a model's pulls need, and whether they will help"
+    )
+    add_size_arguments(size)
+    size.set_defaults(run=run_size)
 
     thresholds = commands.add_parser("thresholds", help="PullThresholds: what is in force, is a file good")
     actions = thresholds.add_subparsers(dest="action", required=True)

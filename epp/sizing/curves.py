@@ -1,0 +1,48 @@
+"""Two curves over the length of a prefix, and where they cross. Pure; shared by sizing and calibration.
+
+Recomputing a prefix costs `fixed + linear * n + quadratic * n^2`; pulling it costs `floor + slope * n`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeCurve:
+    """Milliseconds to compute a prefix of n tokens on an idle engine."""
+
+    fixed_ms: float
+    token_us: float
+    token_pair_ns: float = 0.0  # of n squared
+
+    def at_ms(self, tokens: float) -> float:
+        return self.fixed_ms + self.token_us * 1e-3 * tokens + self.token_pair_ns * 1e-6 * tokens * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PullCurve:
+    """Milliseconds to pull a prefix of n tokens from an idle peer over a warm session."""
+
+    floor_ms: float
+    token_us: float
+
+    def at_ms(self, tokens: float) -> float:
+        return self.floor_ms + self.token_us * 1e-3 * tokens
+
+
+def crossover_tokens(recompute: RecomputeCurve, pull: PullCurve) -> float:
+    """From which length on a pull is cheaper. 0: always; inf: never. The difference of the curves is convex,
+    so past its larger root a pull stays cheaper."""
+    a = recompute.token_pair_ns * 1e-6
+    b = (recompute.token_us - pull.token_us) * 1e-3
+    c = recompute.fixed_ms - pull.floor_ms
+    if a <= 0.0:
+        if b <= 0.0:
+            return 0.0 if b == 0.0 and c > 0.0 else math.inf
+        return max(0.0, -c / b)
+    inside = b * b - 4.0 * a * c
+    if inside < 0.0:
+        return 0.0
+    return max(0.0, (-b + math.sqrt(inside)) / (2.0 * a))
