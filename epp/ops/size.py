@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from epp.core.errors import ConfigError
+from epp.core.pull_curves import RecomputeCurve
 from epp.engine_model.timing import PRESETS
-from epp.sizing.curves import RecomputeCurve
 from epp.sizing.kv_layout import KV_DTYPES, KvLayout, ModelConfigError, read_layout
 from epp.sizing.plan import GIB, Machine, Sizes, Workload, gib, size
 

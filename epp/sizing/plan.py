@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from epp.sizing.curves import PullCurve, RecomputeCurve, crossover_tokens
+from epp.core.pull_curves import PullCurve, RecomputeCurve, crossover_tokens
 from epp.sizing.kv_layout import KvLayout
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epp import cli
-from epp.sizing.curves import PullCurve, RecomputeCurve, crossover_tokens
+from epp.core.pull_curves import PullCurve, RecomputeCurve, crossover_tokens
 from epp.sizing.kv_layout import read_layout
 from epp.sizing.plan import GIB, Machine, Workload, size
 from tests.unit.sizing.test_kv_layout import GLM, GPT_OSS_120B, LLAMA_8B

@@ -1,4 +1,5 @@
-"""Two curves over the length of a prefix, and where they cross. Pure; shared by sizing and calibration.
+"""Two curves over the length of a prefix, and where they cross. Pure.
+Sizing expects them, calibration measures them, cost mode starts from them.
 
 Recomputing a prefix costs `fixed + linear * n + quadratic * n^2`; pulling it costs `floor + slope * n`.
 """
@@ -23,10 +24,13 @@ class RecomputeCurve:
 
 @dataclass(frozen=True, slots=True)
 class PullCurve:
-    """Milliseconds to pull a prefix of n tokens from an idle peer over a warm session."""
+    """Milliseconds to pull a prefix of n tokens from an idle peer over a warm session. The first pull of
+    a pair costs `cold_ms` more. `bytes_per_token`: of the model it was measured with; 0: not known."""
 
     floor_ms: float
     token_us: float
+    bytes_per_token: float = 0.0
+    cold_ms: float = 0.0
 
     def at_ms(self, tokens: float) -> float:
         return self.floor_ms + self.token_us * 1e-3 * tokens
