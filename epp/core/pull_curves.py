@@ -50,3 +50,25 @@ def crossover_tokens(recompute: RecomputeCurve, pull: PullCurve) -> float:
     if inside < 0.0:
         return 0.0
     return max(0.0, (-b + math.sqrt(inside)) / (2.0 * a))
+
+
+@dataclass(frozen=True, slots=True)
+class PullPrediction:
+    """What one pull would cost beside computing the same tokens, as it was known when it was decided.
+
+    Only what differs between the two choices counts: the step that makes the first token is in neither.
+    `hidden_ms`: the part of the pull during which the computing engine is busy with others anyway.
+    """
+
+    gain_tokens: int
+    pull_ms: float
+    recompute_ms: float
+    margin_ms: float = 0.0
+    hidden_ms: float = 0.0
+    cold_ms: float = 0.0  # part of `pull_ms`: the pair has no session yet
+    sure: bool = False  # False: the threshold decides
+
+    @property
+    def cheaper(self) -> bool:
+        """Whether the pull is."""
+        return max(0.0, self.pull_ms - self.hidden_ms) + self.margin_ms < self.recompute_ms
