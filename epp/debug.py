@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker, EndpointSnapshot
 from epp.core.errors import PickerError
+from epp.core.pull_curves import PullCurve, RecomputeCurve
 from epp.core.thresholds import SETTING_NAMES, PullSettings
 from epp.telemetry.decision_json import Json, address_json, decision_json
 from epp.thresholds.document import SETTING_PATHS
@@ -185,5 +186,9 @@ def _threshold_json(picker: EndpointPicker, state: ThresholdState) -> Json:
 
 def _settings_json(settings: PullSettings) -> Json:
     """What a rule sets, under the names that documents use."""
-    values = {SETTING_PATHS[name]: getattr(settings, name) for name in SETTING_NAMES}
-    return {"set": {name: value for name, value in values.items() if value is not None}}
+    values = ((SETTING_PATHS[name], getattr(settings, name)) for name in SETTING_NAMES)
+    return {"set": {path: _plain(value) for path, value in values if value is not None}}
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, RecomputeCurve | PullCurve) else value

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.decision_record import DecisionRecord, DecisionRing
+from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import LoadLedger
@@ -76,6 +76,7 @@ class EndpointPicker:
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
+        self._now_s = 0.0  # as last heard: good enough to age what was learned
 
     # --- the pool -------------------------------------------------------------------------------
     @property
@@ -159,7 +160,7 @@ class EndpointPicker:
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
         refused_peers = self._sources.refused_by(computing, now_s)
-        choice = self._sources.choose(request, candidates, computing, refused_peers)
+        choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
         decision = _decision(decision_id, request, placement, computing, choice, refused_peers)
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
@@ -176,10 +177,12 @@ class EndpointPicker:
         source = record.decision.kv_source
         if source is not None and (report.received_tokens or report.reason == PULL_MISSED):
             self._cache.note_pull(source.id, missed=not report.received_tokens)
+        self._learn(report.decision_id)
         return True
 
     def expire(self, now_s: float) -> None:
         """Give up on pulls that no engine has reported the end of. `schedule` does it, too."""
+        self._now_s = now_s
         self._ledger.expire_pulls(now_s)
         self._ring.expire(now_s)
 
@@ -195,6 +198,7 @@ class EndpointPicker:
         self._cache.on_release(decision_id)
         if released:
             self._ring.close(decision_id, outcome or Outcome())
+            self._learn(decision_id)
         return released
 
     # --- looking in -----------------------------------------------------------------------------
@@ -211,6 +215,11 @@ class EndpointPicker:
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------
+    def _learn(self, decision_id: str) -> None:
+        record = self._ring.get(decision_id)
+        if record is not None and record.outcome is not None and record.pull_state is not PullState.PENDING:
+            self._sources.learn(record, self._now_s)
+
     def _candidates(self, request: SchedulingRequest, now_s: float) -> tuple[LookUp, list[Candidate]]:
         pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
         if not pool:

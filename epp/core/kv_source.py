@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine_plugin.identity import EndpointId
-from epp.core.thresholds import SOURCE_CLASS_LABEL, SourcePolicy
+from epp.core.pull_curves import PullPrediction
+from epp.core.thresholds import MODE_COST, SOURCE_CLASS_LABEL, SourcePolicy
 from epp.core.types import (
     MAX_RECORDED,
     Candidate,
@@ -30,6 +31,8 @@ _FNV_OFFSET = 0x811C9DC5
 _FNV_PRIME = 0x01000193
 # decided without a look at the holders; where pulls are off, a replay still wants to know them
 _UNSEEN = (SourceReason.NOT_CONFIGURED, SourceReason.NO_TOKENS, SourceReason.NO_CLAIM)
+# (source, computing, gain in tokens, terms of the source) -> what is known of the two costs
+Pricing = Callable[[Candidate, Candidate, int, SourcePolicy], PullPrediction | None]
 _LIVE, _PARTIAL = ClaimState.LIVE, ClaimState.PARTIAL
 
 
@@ -48,6 +51,7 @@ def choose_source(
     computing: Candidate,
     policy: SourcePolicy,
     refused_peers: frozenset[str] = frozenset(),
+    pricing: Pricing | None = None,
 ) -> SourceChoice:
     """Decide whether a peer is named for `request`, computed on `computing`.
 
@@ -65,7 +69,10 @@ def choose_source(
     7 the sampled holder is the computing endpoint -> LOCAL_BEST
     8 it gains less than the delta                 -> BELOW_DELTA (speculative blocks count at the
                                                       computing endpoint, never at a holder)
+      or, in cost mode where `pricing` is sure: pulling is not cheaper -> NOT_CHEAPER
     9                                              -> PULL
+
+    What `pricing` says is recorded in either mode, beside what the threshold says.
     """
     delta, generation = policy.min_cached_token_delta, policy.generation
     reason = _why_not_at_all(request, candidates, computing, policy)
@@ -86,15 +93,19 @@ def choose_source(
     sampled = _sample(band.weights, sampling_coordinate(request.request_id))
     chosen = band.rows[sampled]
     servable_tokens = chosen.match.servable_tokens
-    delta = selection.terms(chosen).min_cached_token_delta or 0
+    terms = selection.terms(chosen)
+    delta = terms.min_cached_token_delta or 0
     # what another request is bringing there counts: a second pull would move the same bytes again
     gain_tokens = servable_tokens - computing.match.expected_tokens
-    source, reason = None, SourceReason.PULL
+    source, predicted, by_cost = None, None, False
     if chosen.endpoint.id == computing.endpoint.id:
         reason = SourceReason.LOCAL_BEST
-    elif gain_tokens < delta:
-        reason = SourceReason.BELOW_DELTA
     else:
+        if pricing is not None and gain_tokens > 0:
+            predicted = pricing(chosen, computing, gain_tokens, terms)
+        by_cost = terms.mode == MODE_COST and predicted is not None and predicted.sure
+        reason = _verdict(gain_tokens, delta, predicted if by_cost else None)
+    if reason is SourceReason.PULL:
         verified = chosen.metrics.info is not None and computing.metrics.info is not None
         source = KvSource(chosen.endpoint, servable_tokens, gain_tokens, verified)
     considered = tuple(
@@ -102,8 +113,25 @@ def choose_source(
         for i in _window(sampled, len(band.rows))
     )
     return SourceChoice(
-        source, reason, considered, delta, generation, len(band.rows), refused, holders, holders_total
+        source,
+        reason,
+        considered,
+        delta,
+        generation,
+        len(band.rows),
+        refused,
+        holders,
+        holders_total,
+        predicted,
+        by_cost,
     )
+
+
+def _verdict(gain_tokens: int, delta: int, predicted: PullPrediction | None) -> SourceReason:
+    """Threshold, or cost where it is given."""
+    if predicted is not None:
+        return SourceReason.PULL if predicted.cheaper else SourceReason.NOT_CHEAPER
+    return SourceReason.BELOW_DELTA if gain_tokens < delta else SourceReason.PULL
 
 
 def _why_not_at_all(
@@ -233,8 +261,8 @@ class _Selection:
             return SourceReason.SWITCHED_OFF
         if terms.min_cached_token_delta is None:
             return SourceReason.NO_THRESHOLD
-        if terms.min_cached_token_delta == self._policy.min_cached_token_delta:
-            return None
+        if terms.min_cached_token_delta == self._policy.min_cached_token_delta or terms.mode == MODE_COST:
+            return None  # a price is asked for after the sampling
         gain_tokens = depth - self._computing.match.expected_tokens
         return SourceReason.BELOW_DELTA if gain_tokens < terms.min_cached_token_delta else None
 

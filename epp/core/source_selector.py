@@ -1,4 +1,4 @@
-"""The pull decision's own state: thresholds in force, this replica's share, refused pairs.
+"""The pull decision's own state: thresholds in force, this replica's share, refused pairs, learned costs.
 
 `choose` gathers what applies now and asks the pure rule; one call sees one generation of everything.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from epp.core.decision_record import DecisionRecord
 from epp.core.kv_source import choose_source
+from epp.core.pull_cost import PullCosts
 from epp.core.refused_pairs import RefusedPairs
 from epp.core.thresholds import (
     ALONE,
     NO_THRESHOLDS,
     ROLE_LABEL,
+    SOURCE_CLASS_LABEL,
     PolicyTable,
     PullThresholds,
     ReplicaShare,
@@ -37,6 +41,7 @@ class SourceSelector:
         self._share = ALONE
         self._table = self._compile(NO_THRESHOLDS)
         self.refusals = RefusedPairs()
+        self.costs = PullCosts()
 
     def _compile(self, thresholds: PullThresholds) -> PolicyTable:
         producer = self._producer
@@ -73,7 +78,17 @@ class SourceSelector:
         candidates: Sequence[Candidate],
         computing: Candidate,
         refused_peers: frozenset[str],
+        now_s: float,
     ) -> SourceChoice:
         """`candidates` in the order of their ids."""
         policy = self.policy(request.model, computing.endpoint.labels.get(ROLE_LABEL))
-        return choose_source(request, candidates, computing, policy, refused_peers)
+        pricing = partial(self.costs.predict, now_s=now_s)
+        return choose_source(request, candidates, computing, policy, refused_peers, pricing)
+
+    def learn(self, record: DecisionRecord, now_s: float) -> None:
+        """A request has ended and its pull, if any, is reported: what it took is remembered."""
+        computing, source = record.decision.computed_by, record.decision.kv_source
+        if computing is not None:
+            policy = self.policy(record.decision.model, computing.endpoint.labels.get(ROLE_LABEL))
+            terms = policy.of_class(source.labels.get(SOURCE_CLASS_LABEL)) if source else policy
+            self.costs.learn(record, terms, now_s)

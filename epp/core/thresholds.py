@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from epp.core.pull_curves import PullCurve, RecomputeCurve
+
 ROLE_LABEL = "llm-d.ai/role"
 SOURCE_CLASS_LABEL = "kvpull/source-class"  # of an endpoint, for example: same-rack, far
 
@@ -33,6 +35,8 @@ class PullSettings:
     max_inflight_pulls: int | None = None  # served by one source at a time, all replicas together
     mode: str | None = None
     cost_margin_ms: float | None = None
+    recompute_seed: RecomputeCurve | None = None  # where cost mode starts, as calibration measured
+    pull_seed: PullCurve | None = None
 
 
 SETTING_NAMES = tuple(f.name for f in fields(PullSettings))
@@ -115,6 +119,8 @@ class SourcePolicy:
     max_inflight_pulls: int | None = None  # this replica's share; None: no limit
     mode: str = MODE_THRESHOLD
     cost_margin_ms: float = 0.0
+    recompute_seed: RecomputeCurve | None = None
+    pull_seed: PullCurve | None = None
     generation: int = 0
     by_class: Mapping[str, SourcePolicy] = field(default_factory=dict)  # where a class differs
 
@@ -183,6 +189,8 @@ class PolicyTable:
             max_inflight_pulls=None if limit is None else self._share.of(limit),
             mode=settings.mode or MODE_THRESHOLD,
             cost_margin_ms=settings.cost_margin_ms or 0.0,
+            recompute_seed=settings.recompute_seed,
+            pull_seed=settings.pull_seed,
             generation=self._thresholds.generation,
             by_class=by_class,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from engine_plugin.identity import EndpointId
+from epp.core.pull_curves import PullPrediction
 
 BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
 # upper bounds of gaps between two pieces of output
@@ -224,6 +225,7 @@ class SourceReason(enum.Enum):
     # the sampled holder
     LOCAL_BEST = "local_best"  # is the computing endpoint itself
     BELOW_DELTA = "below_delta"
+    NOT_CHEAPER = "not_cheaper"  # cost mode: pulling would take longer than computing
     # every holder was passed over; the reason is the deepest one's
     DRAINING = "draining"
     PEER_REFUSED = "peer_refused"  # the computing engine reports that the two refused each other
@@ -260,6 +262,8 @@ class SourceChoice:
     refused: tuple[tuple[EndpointId, SourceReason], ...] = ()
     holders: tuple[Candidate, ...] = ()
     holders_total: int = 0
+    predicted: PullPrediction | None = None  # of the sampled holder, whatever decided
+    by_cost: bool = False  # whether `predicted` decided, not the threshold
 
 
 MAX_RECORDED = 8  # of many candidates, in a record

@@ -10,9 +10,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from epp.ops.calibrate import add_arguments as add_calibrate_arguments
+from epp.ops.calibrate import run as run_calibrate
+from epp.ops.size import add_arguments as add_size_arguments
+from epp.ops.size import run as run_size
+
 
 def add_commands(commands: Any) -> None:
-    """Add explain, replay, thresholds and doctor to an argparse sub-parser group."""
+    """Add explain, replay, calibrate, size, thresholds and doctor to an argparse sub-parser group."""
     explain = commands.add_parser("explain", help="say why a request got its destination and source")
     explain.add_argument("id", help="decision id or request id")
     _add_asking(explain)
@@ -32,6 +37,16 @@ def add_commands(commands: Any) -> None:
     replay.add_argument("--show", type=int, default=20, metavar="N", help="differences to print (20)")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
     replay.set_defaults(run=_replay)
+
+    calibrate = commands.add_parser("calibrate", help="measure recompute against pull on a pair of engines")
+    add_calibrate_arguments(calibrate)
+    calibrate.set_defaults(run=run_calibrate)
+
+    size = commands.add_parser(
+        "size", help="how much memory a model's pulls need, and whether they will help"
+    )
+    add_size_arguments(size)
+    size.set_defaults(run=run_size)
 
     thresholds = commands.add_parser("thresholds", help="PullThresholds: what is in force, is a file good")
     actions = thresholds.add_subparsers(dest="action", required=True)

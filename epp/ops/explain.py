@@ -25,6 +25,7 @@ _REASONS = {
     "no_holder": "no peer holds a block of this prompt in its CPU tier",
     "local_best": "the computing endpoint is itself the holder that was sampled",
     "below_delta": "the sampled holder has less than minCachedTokenDelta tokens more",
+    "not_cheaper": "pulling would take longer than computing (cost mode)",
     "draining": "the best holder is draining",
     "peer_refused": "the two engines have refused each other",
     "unverified": "requireVerified is set and the holder or the computing engine reports no engine info",
@@ -85,6 +86,7 @@ def _source(record: Record) -> Iterator[str]:
         unverified = "" if source["verified"] else ", unverified"
         yield f"  source {_name(source)}{unverified}: {said} ({in_force})"
         yield f"    it can serve {source['servable_tokens']} tokens, {source['gain_tokens']} more than held"
+    yield from _predicted(record.get("predicted"))
     total = sum(weight for _, _, weight in record["band"])
     for pod, servable_tokens, weight in record["band"]:
         share = f"{weight / total:.0%} of those shown" if total else ""
@@ -93,6 +95,21 @@ def _source(record: Record) -> Iterator[str]:
         yield f"    and {record['band_size'] - len(record['band'])} more within one block of the best"
     for endpoint, why in record["refused"]:
         yield f"    passed over {endpoint}: {why}: {_REASONS.get(why, why)}"
+
+
+def _predicted(row: Mapping[str, Any] | None) -> Iterator[str]:
+    if row is None:
+        return
+    cold = f" ({row['cold_ms']:g} of it for a first session)" if row["cold_ms"] else ""
+    hidden = f", {row['hidden_ms']:g} ms of it while others compute" if row["hidden_ms"] else ""
+    yield (
+        f"    predicted for {row['gain_tokens']} tokens: pull {row['pull_ms']:g} ms{cold}{hidden}, computing"
+        f" {row['recompute_ms']:g} ms, margin {row['margin_ms']:g} ms{'' if row['sure'] else ' (unsure)'}"
+    )
+    yield (
+        f"    cost says {row['cost_says']}, the threshold says {row['threshold_says']};"
+        f" the {row['decided_by']} decided"
+    )
 
 
 def _candidates(record: Record) -> Iterator[str]:

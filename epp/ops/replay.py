@@ -14,17 +14,18 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from epp.core.errors import ConfigError
-from epp.core.kv_source import choose_source
-from epp.core.thresholds import ROLE_LABEL, PolicyTable, PullThresholds
-from epp.core.types import SchedulingRequest, SourceChoice, SourceReason
+from epp.core.kv_source import Pricing, choose_source
+from epp.core.pull_curves import PullPrediction
+from epp.core.thresholds import ROLE_LABEL, PolicyTable, PullThresholds, SourcePolicy
+from epp.core.types import Candidate, SchedulingRequest, SourceChoice, SourceReason
 from epp.ops.show_thresholds import read_files
 from epp.ops.text import printable
-from epp.telemetry.decision_json import FORMAT, RuleInputs, read_inputs
+from epp.telemetry.decision_json import FORMAT, RuleInputs, read_inputs, read_predicted
 from epp.thresholds.merge import merge_texts
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -156,12 +157,29 @@ def _choose(record: Mapping[str, Any], inputs: RuleInputs, table: PolicyTable) -
     rows = {row.endpoint.id: row for row in (*inputs.holders, computing)}
     policy = table.policy_for(request.model, computing.endpoint.labels.get(ROLE_LABEL))
     choice = choose_source(
-        request, [rows[key] for key in sorted(rows)], computing, policy, inputs.refused_peers
+        request,
+        [rows[key] for key in sorted(rows)],
+        computing,
+        policy,
+        inputs.refused_peers,
+        _recorded_pricing(record),
     )
     given = SourceReason(record["reason"])
     if given in _GIVEN and choice.reason not in (SourceReason.SWITCHED_OFF, SourceReason.NO_THRESHOLD):
         return SourceChoice(None, given)
     return choice
+
+
+def _recorded_pricing(record: Mapping[str, Any]) -> Pricing:
+    """What was predicted then, under the margin of now; nothing of a holder that was not priced."""
+    recorded = read_predicted(record)
+
+    def price(_: Candidate, __: Candidate, gain_tokens: int, terms: SourcePolicy) -> PullPrediction | None:
+        if recorded is None or recorded.gain_tokens != gain_tokens:
+            return None
+        return replace(recorded, margin_ms=terms.cost_margin_ms)
+
+    return price
 
 
 def _exact(choice: SourceChoice, inputs: RuleInputs) -> bool:

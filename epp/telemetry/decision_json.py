@@ -12,6 +12,7 @@ from typing import Any
 
 from engine_plugin.identity import EndpointId, fingerprint
 from epp.core.decision_record import DecisionRecord
+from epp.core.pull_curves import PullPrediction
 from epp.core.thresholds import ROLE_LABEL, SOURCE_CLASS_LABEL
 from epp.core.types import (
     Candidate,
@@ -22,6 +23,7 @@ from epp.core.types import (
     InflightLoad,
     PrefixMatch,
     ScoredCandidate,
+    SourceChoice,
 )
 
 Json = dict[str, Any]
@@ -60,7 +62,7 @@ def decision_json(record: DecisionRecord) -> Json:
         "computing_cached_tokens": decision.computing_cached_tokens,
         "min_cached_token_delta": choice.min_cached_token_delta,
         "threshold_generation": choice.generation,
-        "predicted": None,  # costs, once cost mode prices a pull
+        "predicted": _predicted_json(choice),
         "candidates": [_candidate_json(s) for s in decision.scored],
         "inputs": _inputs_json(record),
         "pull": _pull_json(record),
@@ -120,6 +122,42 @@ def _row_json(row: Candidate) -> Json:
         if info
         else None,
     }
+
+
+def _predicted_json(choice: SourceChoice) -> Json | None:
+    """Both verdicts, whichever decided. None: no holder was priced."""
+    predicted = choice.predicted
+    if predicted is None:
+        return None
+    delta = choice.min_cached_token_delta
+    return {
+        "gain_tokens": predicted.gain_tokens,
+        "pull_ms": round(predicted.pull_ms, 3),
+        "recompute_ms": round(predicted.recompute_ms, 3),
+        "margin_ms": predicted.margin_ms,
+        "hidden_ms": round(predicted.hidden_ms, 3),
+        "cold_ms": round(predicted.cold_ms, 3),
+        "sure": predicted.sure,
+        "cost_says": "pull" if predicted.cheaper else "compute",
+        "threshold_says": "pull" if delta is not None and predicted.gain_tokens >= delta else "compute",
+        "decided_by": "cost" if choice.by_cost else "threshold",
+    }
+
+
+def read_predicted(record: Mapping[str, Any]) -> PullPrediction | None:
+    """Inverse of `predicted`. Raises KeyError, TypeError, ValueError where it is no such record."""
+    row = record.get("predicted")
+    if row is None:
+        return None
+    return PullPrediction(
+        gain_tokens=int(row["gain_tokens"]),
+        pull_ms=float(row["pull_ms"]),
+        recompute_ms=float(row["recompute_ms"]),
+        margin_ms=float(row["margin_ms"]),
+        hidden_ms=float(row["hidden_ms"]),
+        cold_ms=float(row["cold_ms"]),
+        sure=row["sure"] is True,
+    )
 
 
 def _pull_json(record: DecisionRecord) -> Json:

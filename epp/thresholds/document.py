@@ -9,7 +9,11 @@ spec:
     requireVerified: false       # true: engines that report no kvpull_engine_info are never sources
     inflightAwareness: true      # false: decisions exactly as the reference's
     maxInflightPulls: 8          # that one source serves at a time, all replicas together
-    cost: {mode: threshold, marginMs: 0}
+    cost:
+      mode: threshold            # or cost
+      marginMs: 0
+      recompute: {fixedMs: 20, tokenUs: 25, tokenPairNs: 0.25}  # where cost mode starts (kvpull calibrate)
+      pull: {floorMs: 25, tokenUs: 4, bytesPerToken: 40960, coldSessionMs: 0}
   overrides:                     # any of model, role (of the computing endpoint), sourceClass
   - match: {model: llama-70b, sourceClass: far}
     set: {minCachedTokenDelta: 8192}
@@ -25,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_camel
 
 from epp.core.errors import ConfigError
+from epp.core.pull_curves import PullCurve, RecomputeCurve
 from epp.core.thresholds import EVERYWHERE, NO_SETTINGS, PullSettings, Scope
 from sidecar.yaml_text import YamlTextError, load_yaml
 
@@ -44,8 +49,33 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False)
 
 
+_Ms = Annotated[float, Field(ge=0, le=MAX_MARGIN_MS, allow_inf_nan=False)]
+_PerToken = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
+class _Recompute(_Model):
+    fixed_ms: _Ms
+    token_us: _PerToken
+    token_pair_ns: _PerToken = 0.0
+
+    def value(self) -> RecomputeCurve:
+        return RecomputeCurve(self.fixed_ms, self.token_us, self.token_pair_ns)
+
+
+class _Pull(_Model):
+    floor_ms: _Ms
+    token_us: _PerToken
+    bytes_per_token: _PerToken = 0.0
+    cold_session_ms: _Ms = 0.0
+
+    def value(self) -> PullCurve:
+        return PullCurve(self.floor_ms, self.token_us, self.bytes_per_token, self.cold_session_ms)
+
+
 class _Cost(_Model):
     mode: Literal["threshold", "cost"] | None = None
+    recompute: _Recompute | None = None
+    pull: _Pull | None = None
     margin_ms: float | None = Field(default=None, ge=0, le=MAX_MARGIN_MS, allow_inf_nan=False)
 
 
@@ -66,6 +96,8 @@ class _Settings(_Model):
             self.max_inflight_pulls,
             self.cost.mode,
             self.cost.margin_ms,
+            self.cost.recompute.value() if self.cost.recompute else None,
+            self.cost.pull.value() if self.cost.pull else None,
         )
 
 
@@ -101,6 +133,8 @@ SETTING_PATHS: Mapping[str, str] = {
     "max_inflight_pulls": "maxInflightPulls",
     "mode": "cost.mode",
     "cost_margin_ms": "cost.marginMs",
+    "recompute_seed": "cost.recompute",
+    "pull_seed": "cost.pull",
 }
 
 

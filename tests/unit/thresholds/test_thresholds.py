@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from epp.core.errors import ConfigError
+from epp.core.pull_curves import PullCurve, RecomputeCurve
 from epp.core.thresholds import EVERYWHERE, PullSettings, PullThresholds, Scope, everywhere
 from epp.thresholds.directory_source import MAX_FILE_BYTES, MAX_FILES, DirectoryThresholds
 from epp.thresholds.document import MAX_OVERRIDES, parse_document
@@ -64,7 +65,7 @@ def test_parse() -> None:
             doc(minCachedTokens=1),
             r"t: spec.default.minCachedTokens: unknown field; allowed: cost, enabled, in",
         ),
-        (doc(cost="{modes: cost}"), r"t: spec.default.cost.modes: unknown field; allowed: marginMs, mode"),
+        (doc(cost="{modes: cost}"), r"t: spec.default.cost.modes: unknown field; allowed: marginMs, mode, p"),
         (doc(cost="{marginMs: .inf}"), r"t: spec.default.cost.marginMs"),
         (doc(maxInflightPulls=-1), r"t: spec.default.maxInflightPulls"),
         (doc() + "  override: []", r"t: spec.override: unknown field; allowed: default, overrides"),
@@ -341,3 +342,12 @@ async def test_a_frozen_mount_is_refused_with_the_reason(tmp_path: Path) -> None
     mounts.clear()
     await source.refresh()
     assert seen == [PULLS_OFF, delta(100, 1)]
+
+
+def test_measured_curves_are_read_and_shown() -> None:
+    curves = "{recompute: {fixedMs: 20, tokenUs: 25.5}, pull: {floorMs: 30, tokenUs: 4, bytesPerToken: 2048}}"
+    settings = parse_document(doc(cost=curves), "t").rules[EVERYWHERE]
+    assert settings.recompute_seed == RecomputeCurve(20, 25.5, 0.0)
+    assert settings.pull_seed == PullCurve(30, 4, 2048, 0.0)
+    with pytest.raises(ConfigError, match=r"cost\.pull\.tokenUs"):
+        parse_document(doc(cost="{pull: {floorMs: 1, tokenUs: -1}}"), "t")

@@ -1,0 +1,1 @@
+"""`kvpull calibrate`: recompute against pull, measured on a pair of engines."""
