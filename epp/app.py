@@ -29,19 +29,26 @@ from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.hashing import INDEX_SEED_BYTES
 from epp.core.index_choice import choose_index
+from epp.core.types import PullReport
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.endpoints.file_source import FileSource, endpoint_of, scrape_target_of
+from epp.endpoints.metrics_parser import MetricsPage
 from epp.endpoints.scraper import MetricsScraper
 from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
+from epp.reports.subscriber import ReportSubscriber
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.tokenise import LocalTokeniser
+from epp.telemetry.ledger import DecisionLedger
+from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
-from epp.thresholds.directory_source import DirectoryThresholds, ThresholdState
+from epp.telemetry.pull_metrics import PullMetrics
+from epp.thresholds.directory_source import DirectoryThresholds
+from epp.thresholds.in_force import ThresholdState
 from sidecar.endpoint_file import EndpointRow
 from sidecar.routing_auth import load_routing_key
 
@@ -79,6 +86,7 @@ class _Parts:
     scraper: MetricsScraper
     events: KvEventsManager
     endpoints: FileSource
+    reports: ReportSubscriber
     thresholds: DirectoryThresholds | None
 
 
@@ -90,11 +98,19 @@ class _App:
         log.info("prefix index: %s %s", choice.implementation, choice.reason)
         index = choice.make(_index_seed(arguments.index_seed_file))
         self._picker = EndpointPicker(
-            replace(config.settings, metrics_staleness_s=staleness_s), CacheView(index)
+            replace(
+                config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
+            ),
+            CacheView(index),
         )
+        self._metrics_port = 0  # once it is bound
         self._refusals = PeerRefusals()
-        self._parts = self._build_parts(config)
         self._registry = CollectorRegistry()
+        self._pull_metrics = PullMetrics(self._registry)
+        self._parts = self._build_parts(config)
+        self._ledger = DecisionLedger(
+            self._picker, self._pull_metrics, self._registry, _ledger_file(arguments)
+        )
         self._tokeniser = _tokeniser(arguments.tokenizer or config.tokenizer_path, arguments.tokenizer_budget)
         self._director = Director(
             self._picker,
@@ -119,20 +135,34 @@ class _App:
             raise ConfigError("no endpoints: give --endpoints-file, or file-discovery in dataLayer.discovery")
         scraper = MetricsScraper(
             on_metrics=self._picker.update_metrics,
-            on_page=lambda endpoint, page: self._refusals.update(endpoint, page.peer_refused),
+            on_page=self._on_page,
             clock=time.monotonic,
             rng=random.Random(),
             interval_s=arguments.refresh_metrics_interval,
         )
         thresholds = None
         if arguments.thresholds_dir is not None:
-            thresholds = DirectoryThresholds(arguments.thresholds_dir, self._picker.set_thresholds)
+            thresholds = DirectoryThresholds(arguments.thresholds_dir, self._picker.sources.set_thresholds)
         return _Parts(
             scraper=scraper,
             events=KvEventsManager(self._picker.cache),
             endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
+            reports=ReportSubscriber(self._on_report, self._on_bad_report),
             thresholds=thresholds,
         )
+
+    # --- what engines say -------------------------------------------------------------------------
+    def _on_page(self, endpoint: EndpointId, page: MetricsPage) -> None:
+        self._refusals.update(endpoint, page.peer_refused)
+        self._picker.update_refusals(endpoint, page.peer_refused, time.monotonic())
+        self._parts.reports.announce(endpoint, page.info_labels.get("reports_port", ""))
+
+    def _on_report(self, endpoint: EndpointId, report: PullReport) -> None:
+        joined = self._picker.pull_finished(report, endpoint)
+        self._pull_metrics.reports.labels("joined" if joined else "unmatched").inc()
+
+    def _on_bad_report(self, endpoint: EndpointId) -> None:
+        self._pull_metrics.reports.labels("malformed").inc()
 
     # --- the pool changes -------------------------------------------------------------------------
     def _upsert(self, row: EndpointRow) -> None:
@@ -140,11 +170,13 @@ class _App:
         if self._picker.upsert_endpoint(endpoint_of(row), has_replay=source.has_replay):
             self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
         self._parts.events.add_endpoint(row.id, source)
+        self._parts.reports.upsert(row.id, row.host)
         self._parts.scraper.upsert(scrape_target_of(row))
         log.info("endpoint %s at %s", row.id, row.serving)
 
     def _remove(self, endpoint: EndpointId) -> None:
         self._parts.scraper.remove(endpoint)
+        self._parts.reports.remove(endpoint)
         self._parts.events.remove_endpoint(endpoint)
         self._picker.remove_endpoint(endpoint)
         self._refusals.forget(endpoint)
@@ -164,6 +196,7 @@ class _App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._server.request_stop)
         web_runner = await self._start_debug()
+        self._metrics_port = int(web_runner.addresses[0][1])
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
         try:
             await self._serve_with(background)
@@ -171,6 +204,7 @@ class _App:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+            await self._ledger.aclose()
             await web_runner.cleanup()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
@@ -178,7 +212,13 @@ class _App:
 
     def _background(self) -> list[Awaitable[None]]:
         parts = self._parts
-        running: list[Awaitable[None]] = [parts.scraper.run(), parts.events.run(), parts.endpoints.run()]
+        running: list[Awaitable[None]] = [
+            parts.scraper.run(),
+            parts.events.run(),
+            parts.endpoints.run(),
+            parts.reports.run(),
+            self._ledger.run(),
+        ]
         if parts.thresholds is not None:
             running.append(parts.thresholds.run())
         return running
@@ -222,7 +262,12 @@ class _App:
         await self._parts.endpoints.loaded.wait()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
-            line = {"ready": True, "grpc_port": self._server.port, "health_port": self._server.health_port}
+            line = {
+                "ready": True,
+                "grpc_port": self._server.port,
+                "health_port": self._server.health_port,
+                "metrics_port": self._metrics_port,
+            }
             with os.fdopen(self._arguments.ready_fd, "w") as pipe:
                 pipe.write(json.dumps(line) + "\n")
 
@@ -284,6 +329,15 @@ def _routing_key(path: Path | None) -> bytes | None:
         return load_routing_key(_read(path, "--routing-key-file"))
     except ValueError as error:
         raise ConfigError(f"--routing-key-file {path}: {error}") from error
+
+
+def _ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
+    path: Path | None = arguments.ledger_file
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise ConfigError(f"--ledger-file {path}: its directory does not exist")
+    return LedgerFile(path, max_bytes=arguments.ledger_max_bytes, keep=arguments.ledger_keep)
 
 
 def _index_seed(path: Path | None) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from epp.core.errors import ConfigError
+from epp.ops.commands import add_commands
 
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -36,6 +37,20 @@ def body_bytes(text: str) -> int:
     return int(text)
 
 
+def file_bytes(text: str) -> int:
+    """A file's size limit: 4 KiB to 1 TiB."""
+    if not text.isascii() or not text.isdigit() or not 4096 <= int(text[:14]) <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 4096 to {1 << 40} bytes")
+    return int(text)
+
+
+def file_count(text: str) -> int:
+    """How many files: 1 to 1000."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:5]) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1 to 1000")
+    return int(text)
+
+
 def boolean(text: str) -> bool:
     """true or false, as Go flags are written (case S-G07: false must mean false)."""
     if text.lower() not in ("true", "false"):
@@ -48,7 +63,12 @@ def parser() -> argparse.ArgumentParser:
         prog="kvpull", description="Pull a busy peer's KV blocks instead of recomputing."
     )
     commands = top.add_subparsers(dest="command", required=True)
-    epp = commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)")
+    _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
+    add_commands(commands)
+    return top
+
+
+def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--config-file", type=Path, required=True, help="EndpointPickerConfig")
     epp.add_argument(
         "--endpoints-file", type=Path, help="static endpoint file (overrides file-discovery's path)"
@@ -77,6 +97,21 @@ def parser() -> argparse.ArgumentParser:
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--refresh-metrics-interval", type=duration_s, default=0.05, metavar="DURATION")
     epp.add_argument("--metrics-staleness-threshold", type=duration_s, default=2.0, metavar="DURATION")
+    epp.add_argument(
+        "--pull-deadline",
+        type=duration_s,
+        default=10.0,
+        metavar="DURATION",
+        help="longest that an engine lets a pull take; without a word of it a pull counts as "
+        "outstanding for a second more",
+    )
+    epp.add_argument("--ledger-file", type=Path, help="write every decision here, one JSON line each")
+    epp.add_argument(
+        "--ledger-max-bytes", type=file_bytes, default=64 << 20, metavar="BYTES", help="of one ledger file"
+    )
+    epp.add_argument(
+        "--ledger-keep", type=file_count, default=4, metavar="FILES", help="ledger files, rotated by size"
+    )
     epp.add_argument("--drain-timeout", type=duration_s, default=30.0, metavar="DURATION")
     epp.add_argument(
         "--lame-duck", type=duration_s, default=5.0, metavar="DURATION", help="unready but still accepting"
@@ -86,16 +121,22 @@ def parser() -> argparse.ArgumentParser:
     epp.add_argument("--pool-name", help="accepted for drop-in use; not used with a static endpoint file")
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
-    return top
+    epp.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from epp.app import serve  # gRPC and protobuf take 0.4 s to import; --help need not
+
+    return serve(arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for a configuration that must not start."""
+    """Exit status: 0 after a clean stop, 2 for a configuration that must not start; of the other
+    commands: docs/pulls.md."""
     arguments = parser().parse_args(argv)
-    from epp.app import serve  # gRPC and protobuf take 0.4 s to import; --help need not
-
+    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return serve(arguments)
+        return run(arguments)
     except ConfigError as error:
         print(f"kvpull: {error}", file=sys.stderr)
         return 2

@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from epp.core.disagg import DisaggProfileHandler, ProfileHandler, SingleProfileHandler
-from epp.core.endpoint_picker import PickerSettings, SourceProducer
+from epp.core.endpoint_picker import PickerSettings
 from epp.core.errors import ConfigError
 from epp.core.plugin import Filter, Picker, PrefillDecider, Scorer
 from epp.core.scheduler import Profile
+from epp.core.source_selector import SourceProducer
 from epp.plugins import producers
 from epp.plugins.parameters import Parameters, Weight
 from epp.plugins.pickers import MaxScorePicker

@@ -13,12 +13,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from epp.core.decision_record import DecisionRecord
 from epp.core.endpoint_picker import EndpointPicker, EndpointSnapshot
-from epp.core.types import Endpoint, ScoredCandidate
-from epp.thresholds.directory_source import ThresholdState
-
-Json = dict[str, Any]
+from epp.core.thresholds import SETTING_NAMES, PullSettings
+from epp.telemetry.decision_json import Json, address_json, decision_json
+from epp.thresholds.document import SETTING_PATHS
+from epp.thresholds.in_force import ThresholdState
 
 
 def build_debug_app(
@@ -70,67 +69,11 @@ def _authorised(token: str | None) -> Any:
     return check
 
 
-def decision_json(record: DecisionRecord) -> Json:
-    """One decision record for people and tools."""
-    decision, choice = record.decision, record.decision.choice
-    source = choice.source
-    return {
-        "decision_id": decision.decision_id,
-        "request_id": decision.request_id,
-        "destination": _address(decision.destination),
-        "fallbacks": [_address(e) for e in decision.fallbacks],
-        "prefill": _address(decision.prefill) if decision.prefill else None,
-        "source": _address(source.endpoint)
-        | {"servable_tokens": source.servable_tokens, "gain_tokens": source.gain_tokens}
-        if source
-        else None,
-        "reason": choice.reason.value,
-        "band": [[e.pod, tokens, weight] for e, tokens, weight in choice.considered],
-        "computing": str(decision.computing),
-        "computing_cached_tokens": decision.computing_cached_tokens,
-        "min_cached_token_delta": choice.min_cached_token_delta,
-        "candidates": [_candidate_json(s) for s in decision.scored],
-        "outcome": _outcome_json(record),
-    }
-
-
-def _address(endpoint: Endpoint) -> Json:
-    return {"pod": endpoint.id.pod, "rank": endpoint.id.rank, "address": endpoint.address}
-
-
-def _candidate_json(scored: ScoredCandidate) -> Json:
-    row = scored.candidate
-    return _address(row.endpoint) | {
-        "cached_tokens": row.match.cached_tokens,
-        "servable_tokens": row.match.servable_tokens,
-        "state": row.match.state.value,
-        "waiting": row.metrics.waiting_requests,
-        "inflight": row.load.requests,
-        "score": round(scored.score, 6),
-        "parts": {name: round(value, 6) for name, value in scored.parts},
-    }
-
-
-def _outcome_json(record: DecisionRecord) -> Json | None:
-    outcome = record.outcome
-    if outcome is None:
-        return None
-    return {
-        "status": outcome.status,
-        "served_by": outcome.served_by,
-        "prompt_tokens": outcome.prompt_tokens,
-        "completion_tokens": outcome.completion_tokens,
-        "cached_tokens": outcome.cached_tokens,
-        "ttft_s": outcome.ttft_s,
-        "completed": outcome.completed,
-    }
-
-
 def _endpoint_json(picker: EndpointPicker, row: EndpointSnapshot, now_s: float) -> Json:
     candidate, metrics = row.candidate, row.candidate.metrics
     stats = picker.cache.stats(candidate.endpoint.id)
     scraped = metrics.scraped_at_s
-    return _address(candidate.endpoint) | {
+    return address_json(candidate.endpoint) | {
         "labels": dict(candidate.endpoint.labels),
         "draining": candidate.endpoint.draining,
         "state": stats.state.value,
@@ -165,13 +108,29 @@ def _info_json(info: Any) -> Json | None:
 
 
 def _threshold_json(picker: EndpointPicker, state: ThresholdState) -> Json:
-    policy = picker.source_policy
+    policy = picker.sources.policy()
     return {
+        "source": state.source,
+        "documents": list(state.documents),
         "generation": state.generation,
         "rejected": state.rejected,
+        "warnings": list(state.warnings),
         "configured": policy.configured,
         "enabled": policy.enabled,
         "active": policy.active,
         "minCachedTokenDelta": policy.min_cached_token_delta,
         "requireVerified": policy.require_verified,
+        "inflightAwareness": policy.inflight_awareness,
+        "maxInflightPulls": policy.max_inflight_pulls,
+        "mode": policy.mode,
+        "costMarginMs": policy.cost_margin_ms,
+        "rules": [
+            scope._asdict() | _settings_json(settings) for scope, settings in state.thresholds.rules.items()
+        ],
     }
+
+
+def _settings_json(settings: PullSettings) -> Json:
+    """What a rule sets, under the names that documents use."""
+    values = {SETTING_PATHS[name]: getattr(settings, name) for name in SETTING_NAMES}
+    return {"set": {name: value for name, value in values.items() if value is not None}}

@@ -1,8 +1,8 @@
 """The facade that the live server and the simulator both drive: plain values in, plain values out.
 
 One thread owns an `EndpointPicker`; no method awaits, so every call is atomic and there are no locks.
-Life of a request: `schedule` (books load) -> `first_token` -> `release` (idempotent). Metrics, endpoint
-changes and, through `cache`, the engines' events enter sideways.
+Life of a request: `schedule` (books load) -> `pull_finished` -> `first_token` -> `release` (idempotent).
+Metrics, endpoint changes and, through `cache`, the engines' events enter sideways.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing
 from epp.core.disagg import Placement, ProfileHandler
 from epp.core.errors import NoEndpoints
-from epp.core.kv_source import choose_source
 from epp.core.load_ledger import LoadLedger
-from epp.core.thresholds import NO_THRESHOLDS, PullThresholds, SourcePolicy, effective_policy
+from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
     UNKNOWN_METRICS,
@@ -27,18 +26,12 @@ from epp.core.types import (
     EndpointMetrics,
     Outcome,
     PrefixMatch,
+    PullReport,
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
     SourceChoice,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SourceProducer:
-    """`p2p-source-producer` as configured; None as delta: its parameter is not set."""
-
-    min_cached_token_delta: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +42,12 @@ class PickerSettings:
     source_producer: SourceProducer | None = None
     metrics_staleness_s: float = 2.0
     ledger_capacity: int = 4096
+    pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
+
+    @property
+    def pull_lease_s(self) -> float:
+        """How long a pull counts as outstanding, and may be reported, without a word of the engine."""
+        return self.pull_deadline_s + 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,8 @@ class EndpointPicker:
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._ring = DecisionRing(settings.ledger_capacity)
-        self._thresholds = NO_THRESHOLDS
+        self._sources = SourceSelector(settings.source_producer)
+        self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
 
     # --- the pool -------------------------------------------------------------------------------
     @property
@@ -84,7 +84,10 @@ class EndpointPicker:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(self._endpoints.values())
+        """The pool in the order of its ids: the order in which sources are sampled."""
+        if self._in_order is None:
+            self._in_order = tuple(sorted(self._endpoints.values(), key=lambda e: e.id))
+        return self._in_order
 
     def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> bool:
         """Add an endpoint, or change its labels or draining state. A changed address is another
@@ -98,6 +101,7 @@ class EndpointPicker:
         if known is None:
             self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
         self._endpoints[endpoint.id] = endpoint
+        self._in_order = None
         self._has_replay[endpoint.id] = has_replay
         return known is None
 
@@ -105,6 +109,8 @@ class EndpointPicker:
         """Forget an endpoint. Load booked on it ends with its own requests."""
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
+        self._in_order = None
+        self._sources.refusals.forget(endpoint_id)
         self._metrics.pop(endpoint_id, None)
         self._has_replay.pop(endpoint_id, None)
 
@@ -113,18 +119,17 @@ class EndpointPicker:
         if endpoint_id in self._endpoints:
             self._metrics[endpoint_id] = metrics
 
-    # --- thresholds -----------------------------------------------------------------------------
-    def set_thresholds(self, thresholds: PullThresholds) -> None:
-        self._thresholds = thresholds
+    def update_refusals(
+        self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float
+    ) -> None:
+        """Peers that this engine refused or was refused by, by (peer, reason), as its page counts them."""
+        if endpoint_id in self._endpoints:
+            self._sources.refusals.observe(endpoint_id, refused, now_s)
 
     @property
-    def source_policy(self) -> SourcePolicy:
-        producer = self._settings.source_producer
-        return effective_policy(
-            producer.min_cached_token_delta if producer else None,
-            configured=producer is not None,
-            thresholds=self._thresholds,
-        )
+    def sources(self) -> SourceSelector:
+        """Thresholds and this replica's share of the limits enter here."""
+        return self._sources
 
     # --- requests -------------------------------------------------------------------------------
     def schedule(self, request: SchedulingRequest, now_s: float, decision_id: str) -> SchedulingDecision:
@@ -133,15 +138,31 @@ class EndpointPicker:
         Raises:
             NoEndpoints: nothing can serve this request.
         """
+        self.expire(now_s)
         candidates = self._candidates(request, now_s)
         context = ScheduleContext(request, now_s, random.Random(request.request_id))
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
-        choice = choose_source(request, candidates, computing, self.source_policy)
-        decision = _decision(decision_id, request, placement, computing, choice)
-        self._book(decision, request)
-        self._ring.add(decision, now_s)
+        refused_peers = self._sources.refused_by(computing, now_s)
+        choice = self._sources.choose(request, candidates, computing, refused_peers)
+        decision = _decision(decision_id, request, placement, computing, choice, refused_peers)
+        report_by_s = now_s + self._settings.pull_lease_s
+        self._book(decision, request, report_by_s)
+        self._ring.add(decision, now_s, report_by_s=report_by_s)
         return decision
+
+    def pull_finished(self, report: PullReport, reporter: EndpointId) -> bool:
+        """`reporter` says how a pull of its own ended. False: not its pull, or it was settled before."""
+        record = self._ring.get(report.decision_id)
+        if record is None or record.decision.computing != reporter or not self._ring.join_report(report):
+            return False
+        self._ledger.pull_finished(report.decision_id)
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Give up on pulls that no engine has reported the end of. `schedule` does it, too."""
+        self._ledger.expire_pulls(now_s)
+        self._ring.expire(now_s)
 
     def first_token(self, decision_id: str) -> None:
         self._ledger.first_token(decision_id)
@@ -149,22 +170,26 @@ class EndpointPicker:
     def release(self, decision_id: str, outcome: Outcome | None = None) -> bool:
         """End a request in whatever way it ended. Idempotent: False if it was already released."""
         released = self._ledger.release(decision_id)
-        if released and outcome is not None:
-            self._ring.close(decision_id, outcome)
+        if released:
+            self._ring.close(decision_id, outcome or Outcome())
         return released
 
     # --- looking in -----------------------------------------------------------------------------
+    @property
+    def records(self) -> DecisionRing:
+        return self._ring
+
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = [self._row(endpoint, now_s) for endpoint in self._endpoints.values()]
+        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints]
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------
     def _candidates(self, request: SchedulingRequest, now_s: float) -> list[Candidate]:
-        pool = [e for e in self._endpoints.values() if not e.draining and _in_subset(e, request.subset)]
+        pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
@@ -177,7 +202,9 @@ class EndpointPicker:
             metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
         return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
 
-    def _book(self, decision: SchedulingDecision, request: SchedulingRequest) -> None:
+    def _book(
+        self, decision: SchedulingDecision, request: SchedulingRequest, pull_expires_at_s: float
+    ) -> None:
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
         uncached = request.prompt_tokens - decision.computing_cached_tokens - pulled
         self._ledger.book(
@@ -186,6 +213,7 @@ class EndpointPicker:
             computing=decision.computing,
             source=decision.kv_source.id if decision.kv_source else None,
             uncached_prompt_tokens=max(0, uncached),
+            pull_expires_at_s=pull_expires_at_s,
         )
 
 
@@ -195,6 +223,7 @@ def _decision(
     placement: Placement,
     computing: Candidate,
     choice: SourceChoice,
+    refused_peers: frozenset[str],
 ) -> SchedulingDecision:
     winner, *rest = placement.primary.picked
     return SchedulingDecision(
@@ -207,6 +236,10 @@ def _decision(
         scored=placement.primary.scored,
         computing=computing.endpoint.id,
         computing_cached_tokens=computing.match.cached_tokens,
+        model=request.model,
+        prompt_tokens=None if request.token_ids is None else request.prompt_tokens,
+        computed_by=computing,
+        refused_peers=refused_peers,
     )
 
 

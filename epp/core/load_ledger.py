@@ -2,12 +2,15 @@
 
 An endpoint's load is *derived* from the leases that name it, so it can neither go negative nor
 outlive its requests, whatever pods do in the meantime: a release always returns what was charged,
-to whom it was charged (cases S-D07, S-D14). Only the end of a stream, or an explicit expiry
-by the shell, ends a lease; nothing here knows the time.
+to whom it was charged (cases S-D07, S-D14). Only the end of a stream ends a lease. The pull in it
+ends earlier, at the first of: the engine's report, the first token, the end of the stream, or its own
+expiry, which the caller brings about by saying what time it is.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -22,6 +25,7 @@ class _Lease:
     source: EndpointId | None
     uncached_prompt_tokens: int
     prefill_pending: bool = True
+    pull_pending: bool = False
 
 
 class LoadLedger:
@@ -32,6 +36,7 @@ class LoadLedger:
         self._requests: Counter[EndpointId] = Counter()
         self._tokens: Counter[EndpointId] = Counter()
         self._pulls: Counter[EndpointId] = Counter()
+        self._expiries: list[tuple[float, str]] = []  # heap; entries of ended pulls go when they are due
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -53,8 +58,10 @@ class LoadLedger:
         computing: EndpointId,
         source: EndpointId | None,
         uncached_prompt_tokens: int,
+        pull_expires_at_s: float = math.inf,
     ) -> None:
         """Charge a decision. Under P/D the prefill endpoint counts as busy until the first token.
+        A pull that nobody reports the end of is counted until `pull_expires_at_s`.
 
         Raises:
             ValueError: `lease_id` is already booked.
@@ -68,13 +75,29 @@ class LoadLedger:
             self._requests[computing] += 1
         self._tokens[computing] += uncached_prompt_tokens
         if source is not None:
+            lease.pull_pending = True
             self._pulls[source] += 1
+            if pull_expires_at_s != math.inf:
+                heapq.heappush(self._expiries, (pull_expires_at_s, lease_id))
+
+    def pull_finished(self, lease_id: str) -> bool:
+        """The pull has ended, whatever it brought. Idempotent: False if none was outstanding."""
+        lease = self._leases.get(lease_id)
+        return lease is not None and self._end_pull(lease)
+
+    def expire_pulls(self, now_s: float) -> int:
+        """End the pulls whose time is over; how many there were."""
+        expired = 0
+        while self._expiries and self._expiries[0][0] <= now_s:
+            expired += self.pull_finished(heapq.heappop(self._expiries)[1])
+        return expired
 
     def first_token(self, lease_id: str) -> None:
         """The prompt is computed and any pull has ended. Idempotent; unknown ids are ignored."""
         lease = self._leases.get(lease_id)
         if lease is not None:
             self._end_prefill(lease)
+            self._end_pull(lease)
 
     def release(self, lease_id: str) -> bool:
         """End a lease. Idempotent: False if it was not held."""
@@ -82,6 +105,7 @@ class LoadLedger:
         if lease is None:
             return False
         self._end_prefill(lease)
+        self._end_pull(lease)
         _subtract(self._requests, lease.serving, 1)
         return True
 
@@ -92,8 +116,13 @@ class LoadLedger:
         _subtract(self._tokens, lease.computing, lease.uncached_prompt_tokens)
         if lease.computing != lease.serving:
             _subtract(self._requests, lease.computing, 1)
-        if lease.source is not None:
-            _subtract(self._pulls, lease.source, 1)
+
+    def _end_pull(self, lease: _Lease) -> bool:
+        if not lease.pull_pending or lease.source is None:
+            return False
+        lease.pull_pending = False
+        _subtract(self._pulls, lease.source, 1)
+        return True
 
     def check_integrity(self) -> None:
         """Recount everything from the leases. Raises AssertionError on a difference."""
@@ -108,6 +137,8 @@ class LoadLedger:
             )
             if not lease.prefill_pending:
                 fresh.first_token(lease_id)
+            if not lease.pull_pending:
+                fresh.pull_finished(lease_id)
         for mine, recount in (
             (self._requests, fresh._requests),
             (self._tokens, fresh._tokens),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
@@ -39,6 +40,10 @@ class ClaimState(enum.Enum):
         return self in (ClaimState.PARTIAL, ClaimState.LIVE)
 
 
+# what two engines must agree on; the tensor-parallel layout is part of `layout_fp`
+_COMPARED = ("protocol", "block_size_tokens", "hash_algo", "seed_fp", "model_fp", "layout_fp")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine with our plugin says of itself (`kvpull_engine_info`). The seed and the model
@@ -52,17 +57,17 @@ class EngineInfo:
     layout_fp: str
     protocol: str
     p2p_addr: str = ""
+    pull_key: str = field(init=False, compare=False, repr=False, default="")  # equal: may pull
+
+    def __post_init__(self) -> None:
+        compared = (str(getattr(self, name)) for name in _COMPARED)
+        object.__setattr__(self, "pull_key", sys.intern("\n".join(compared)))
 
     def mismatch(self, other: EngineInfo) -> str | None:
         """Name of the first field that makes a pull between the two impossible, or None."""
-        for name in (
-            "protocol",
-            "block_size_tokens",
-            "hash_algo",
-            "seed_fp",
-            "model_fp",
-            "layout_fp",
-        ):
+        if self.pull_key == other.pull_key:
+            return None
+        for name in _COMPARED:
             if getattr(self, name) != getattr(other, name):
                 return name.removesuffix("_tokens")
         return None
@@ -77,6 +82,7 @@ class Endpoint:
     port: int
     labels: Mapping[str, str] = field(default_factory=dict)
     draining: bool = False
+    p2p_address: str = ""  # `ip:port` of its peer-to-peer control channel, where its row says so
 
     @property
     def address(self) -> str:
@@ -181,19 +187,27 @@ class ScheduleContext:
 
 
 class SourceReason(enum.Enum):
-    """Why a source was, or was not, named. Stable: these are metric labels and ledger values."""
+    """Why a source was, or was not, named; also why one holder was passed over. Stable: these are
+    metric labels and ledger values (docs/pulls.md)."""
 
     PULL = "pull"
+    # nobody is asked
     NOT_CONFIGURED = "not_configured"  # no p2p-source-producer
-    SWITCHED_OFF = "switched_off"  # thresholds say off, or no threshold is set
+    SWITCHED_OFF = "switched_off"  # thresholds say off
+    NO_THRESHOLD = "no_threshold"  # neither a document nor the producer sets minCachedTokenDelta
     NO_TOKENS = "no_tokens"
     NO_CLAIM = "no_claim"  # no endpoint's cache state is known
-    NO_HOLDER = "no_holder"  # nobody has a servable block of this prompt
     DESTINATION_UNKNOWN = "destination_unknown"
-    LOCAL_BEST = "local_best"  # the sampled holder is the computing endpoint itself
+    NO_HOLDER = "no_holder"  # nobody has a servable block of this prompt
+    # the sampled holder
+    LOCAL_BEST = "local_best"  # is the computing endpoint itself
     BELOW_DELTA = "below_delta"
+    # every holder was passed over; the reason is the deepest one's
+    DRAINING = "draining"
+    PEER_REFUSED = "peer_refused"  # the computing engine reports that the two refused each other
+    UNVERIFIED = "unverified"  # requireVerified is set and one of the two reports no engine info
     INCOMPATIBLE = "incompatible"
-    UNVERIFIED = "unverified"  # requireVerified is set and nobody is verified
+    OVER_LIMIT = "over_limit"  # serves as many pulls as it may
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +217,30 @@ class KvSource:
     endpoint: Endpoint
     servable_tokens: int
     gain_tokens: int
+    verified: bool = False  # both engines report what they are, and agree
 
 
 @dataclass(frozen=True, slots=True)
 class SourceChoice:
-    """Outcome of the source rule: a source, or the reason for none; `considered` lists the band of
-    best holders with the weights they were sampled by."""
+    """Outcome of the source rule: a source, or the reason for none, and what a replay needs.
+
+    The tuples are cut to `MAX_RECORDED` entries: `considered` is the band of best holders with the
+    weights that one of them was sampled by (the sampled one is always in it), `refused` are holders
+    passed over, `holders` the deepest of all holders, refused or not, deepest first.
+    """
 
     source: KvSource | None
     reason: SourceReason
     considered: tuple[tuple[EndpointId, int, float], ...] = ()  # (endpoint, servable tokens, weight)
-    min_cached_token_delta: int | None = None
+    min_cached_token_delta: int | None = None  # in force for this decision
+    generation: int = 0  # of the thresholds
+    band_size: int = 0
+    refused: tuple[tuple[EndpointId, SourceReason], ...] = ()
+    holders: tuple[Candidate, ...] = ()
+    holders_total: int = 0
+
+
+MAX_RECORDED = 8  # of many candidates, in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +265,27 @@ class SchedulingDecision:
     scored: tuple[ScoredCandidate, ...]  # of the primary profile, best first
     computing: EndpointId  # where the prompt is computed: prefill endpoint, else destination
     computing_cached_tokens: int
+    model: str = ""
+    prompt_tokens: int | None = None  # None: not tokenised
+    computed_by: Candidate | None = None  # the row behind `computing`, as the rule saw it
+    refused_peers: frozenset[str] = frozenset()  # that the computing engine reported, as the rule saw it
 
     @property
     def kv_source(self) -> Endpoint | None:
         return self.choice.source.endpoint if self.choice.source else None
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """`PullFinished` of the computing engine: what it asked of `source` and what really came."""
+
+    decision_id: str
+    source: str  # p2p `ip:port`
+    asked_tokens: int
+    received_tokens: int
+    received_bytes: int
+    reason: str  # "ok", or why less came than was asked
+    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)

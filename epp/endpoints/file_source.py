@@ -18,7 +18,7 @@ from watchfiles import awatch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from engine_plugin import wire as engine_wire
-from engine_plugin.identity import EndpointId
+from engine_plugin.identity import EndpointId, format_address
 from epp.core.types import Endpoint
 from epp.endpoints.scraper import ScrapeTarget
 from sidecar.endpoint_file import EndpointFileError, EndpointRow, load_endpoint_file
@@ -33,7 +33,8 @@ _Status = tuple[int, int, int, int]  # device, inode, size, time of change
 
 def endpoint_of(row: EndpointRow) -> Endpoint:
     """What the core schedules to: the row's identity, serving address and labels."""
-    return Endpoint(row.id, row.host, row.serving_port, row.labels)
+    p2p = format_address((row.host, row.p2p_port))
+    return Endpoint(row.id, row.host, row.serving_port, row.labels, p2p_address=p2p)
 
 
 def scrape_target_of(row: EndpointRow) -> ScrapeTarget:

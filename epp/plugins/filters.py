@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from epp.core.thresholds import ROLE_LABEL
 from epp.core.types import Candidate, ScheduleContext
 
-ROLE_LABEL = "llm-d.ai/role"
 DECODE_ROLES = frozenset({"decode", "prefill-decode", "encode-prefill-decode", "both"})
 PREFILL_ROLES = frozenset({"prefill", "prefill-decode", "encode-prefill", "encode-prefill-decode", "both"})
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
-from epp.thresholds.directory_source import ThresholdState
+from epp.thresholds.in_force import ThresholdState
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,11 @@ class PickerMetrics:
         self.promised_tokens = Counter(
             "kvpull_epp_pull_promised_tokens", "Tokens by which named sources out-cached.", registry=registry
         )
+        self.unverified_sources = Counter(
+            "kvpull_epp_unverified_sources",
+            "Sources named although one of the two engines reports no kvpull_engine_info.",
+            registry=registry,
+        )
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
@@ -72,6 +77,7 @@ class PickerMetrics:
         self.decisions.labels(decision.choice.reason.value).inc()
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
+            self.unverified_sources.inc(not decision.choice.source.verified)
 
 
 class PeerRefusals:
@@ -194,7 +200,7 @@ class PoolCollector(Collector):
         yield from (state, blocks, deaf, events)
 
     def _thresholds(self) -> Iterator[Metric]:
-        current, policy = self._threshold_state(), self._picker.source_policy
+        current, policy = self._threshold_state(), self._picker.sources.policy()
         yield GaugeMetricFamily(
             "kvpull_epp_threshold_generation", "Generation in force.", value=current.generation
         )
@@ -202,6 +208,11 @@ class PoolCollector(Collector):
             "kvpull_epp_threshold_rejected",
             "1: newest content refused.",
             value=float(current.rejected is not None),
+        )
+        yield GaugeMetricFamily(
+            "kvpull_epp_threshold_warnings",
+            "Settings that two documents disagree on.",
+            value=len(current.warnings),
         )
         yield GaugeMetricFamily(
             "kvpull_epp_pulls_enabled", "1: a source may be named.", value=float(policy.active)

@@ -20,6 +20,7 @@ from deploy.local.engine.stepper import Stepper
 from deploy.local.engine.store import CpuStore
 from deploy.local.engine.vocabulary import answer_tokens
 from engine_plugin.identity import fingerprint
+from engine_plugin.report_publisher import ReportPublisher
 from engine_plugin.transport import Faults, Limits, PeerIdentity, PeerTransport, TierMemory
 from epp.engine_model.cache import PagedCache
 from epp.request.local_tokenizer import LocalTokenizer
@@ -39,6 +40,7 @@ class Assembly:
     transport: PeerTransport
     faults: Faults | None
     publisher: EventPublisher
+    reports: ReportPublisher
     parts: Parts
     reader: PromptReader
 
@@ -83,6 +85,7 @@ def assemble(config: EngineConfig) -> Assembly:
     store = CpuStore(cache.cpu, supply_keep_s=config.supply_keep_s, on_change=wake.set)
     faults = Faults() if config.enable_faults else None
     publisher = EventPublisher(topic=f"kv@{config.name}@{config.served_name}", rank=config.rank)
+    reports = ReportPublisher()
     transport = PeerTransport(
         listen=(config.host, config.p2p_port),
         identity=identity,
@@ -101,7 +104,7 @@ def assemble(config: EngineConfig) -> Assembly:
         events=events,
         publisher=publisher,
         store=store,
-        puller=_puller(config, transport, cache, events, wake),
+        puller=_puller(config, transport, cache, events, wake, reports),
         scheduler=Scheduler(
             timing=config.timing, max_running=config.max_num_seqs, max_waiting=config.max_num_queued
         ),
@@ -118,7 +121,7 @@ def assemble(config: EngineConfig) -> Assembly:
         wake=wake,
     )
     reader = PromptReader(tokenizer, max_model_len=config.max_model_len)
-    return Assembly(config, identity, tier, transport, faults, publisher, parts, reader)
+    return Assembly(config, identity, tier, transport, faults, publisher, reports, parts, reader)
 
 
 def _memory(config: EngineConfig, tier: TierMemory) -> KvMemory:
@@ -129,7 +132,12 @@ def _memory(config: EngineConfig, tier: TierMemory) -> KvMemory:
 
 
 def _puller(
-    config: EngineConfig, transport: PeerTransport, cache: PagedCache, events: EventLog, wake: asyncio.Event
+    config: EngineConfig,
+    transport: PeerTransport,
+    cache: PagedCache,
+    events: EventLog,
+    wake: asyncio.Event,
+    reports: ReportPublisher,
 ) -> Puller:
     limits = PullLimits(config.pull_base_s, config.pull_max_s, config.supply_wait_s)
     return Puller(
@@ -139,4 +147,5 @@ def _puller(
         limits=limits,
         block_size=config.block_size,
         on_change=wake.set,
+        on_finished=reports.publish,
     )

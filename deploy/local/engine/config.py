@@ -29,6 +29,7 @@ class EngineConfig:
     p2p_port: int = wire.P2P_PORT
     events_port: int = wire.EVENTS_PORT
     replay_port: int = wire.REPLAY_PORT
+    reports_port: int = 0  # any free one: the picker learns it from kvpull_engine_info
     rank: int = 0
     block_size: int = 16  # tokens
     kv_bytes_per_token: int = 2048
@@ -94,6 +95,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "p2p_port",
         "events_port",
         "replay_port",
+        "reports_port",
         "rank",
         "block_size",
         "kv_bytes_per_token",

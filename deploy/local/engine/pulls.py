@@ -18,6 +18,8 @@ from deploy.local.engine.hashing import Block
 from deploy.local.engine.kv_params import Address, Source
 from deploy.local.engine.request import Request
 from engine_plugin import wire
+from engine_plugin.identity import format_address
+from engine_plugin.pull_report import PullFinished
 from engine_plugin.transport import Fetched, Offer, PullError
 from epp.engine_model.cache import TierPool
 
@@ -72,13 +74,16 @@ class Puller:
         limits: PullLimits,
         block_size: int,
         on_change: Callable[[], None],
+        on_finished: Callable[[PullFinished], None] = lambda _: None,
     ) -> None:
+        """`on_finished` hears of every pull that a client's request named a source for."""
         self._transport = transport
         self._pool = pool
         self._events = events
         self._limits = limits
         self._block_size = block_size
         self._on_change = on_change  # events to publish, slots come free
+        self._on_finished = on_finished
         self.ignored: Counter[str] = Counter()  # sources that were not even asked, by reason
 
     def refusal(self, request: Request, missing_blocks: int) -> str | None:
@@ -96,6 +101,8 @@ class Puller:
             return None
         self.ignored[reason] += 1
         request.report.pull_reason = reason
+        if transfer.source is not None:
+            self._tell(request, transfer.source)
         return reason
 
     async def pull(
@@ -117,11 +124,29 @@ class Puller:
             report.pull_reason = "internal"
             slots = ()
         report.pull_ms = (loop.time() - started_s) * 1e3
+        self._tell(request, source)
         if request.gone.is_set() and slots:
             self._pool.unpin(slots)
             slots = ()
         self._on_change()
         return slots
+
+    def _tell(self, request: Request, source: Source) -> None:
+        """Report the end of a pull, whatever became of it. A P/D hand-over is none."""
+        report = request.report
+        if source.handed_over:
+            return
+        self._on_finished(
+            PullFinished(
+                id=source.kv_request_id,
+                source=format_address(source.address),
+                asked_tokens=report.asked_blocks * self._block_size,
+                received_tokens=report.pulled_tokens,
+                received_bytes=report.pulled_bytes,
+                reason=report.pull_reason or "internal",
+                ms=report.pull_ms or 0.0,
+            )
+        )
 
     async def _lookup_and_fetch(
         self, request: Request, source: Source, blocks: Sequence[Block], recompute_s: float

@@ -32,12 +32,14 @@ class Running:
     p2p_port: int
     events_port: int
     replay_port: int
+    reports_port: int
     assembly: Assembly
     engine: Engine
     failed: asyncio.Future[None]  # done with the exception if the loop or the replay server breaks
 
     def ready_line(self) -> dict[str, object]:
-        ports = {name: getattr(self, name) for name in ("port", "p2p_port", "events_port", "replay_port")}
+        names = ("port", "p2p_port", "events_port", "replay_port", "reports_port")
+        ports = {name: getattr(self, name) for name in names}
         return {"ready": True, "instance": self.assembly.identity.instance, **ports}
 
 
@@ -52,6 +54,8 @@ async def serving(config: EngineConfig) -> AsyncIterator[Running]:
         events_port, replay_port = assembly.publisher.bind(
             config.host, config.events_port, config.replay_port
         )
+        stack.callback(assembly.reports.close)
+        reports_port = assembly.reports.bind(config.host, config.reports_port)
         await assembly.transport.start()
         stack.push_async_callback(assembly.transport.stop)
         engine = assembly.engine()
@@ -59,7 +63,7 @@ async def serving(config: EngineConfig) -> AsyncIterator[Running]:
         stack.push_async_callback(assembly.transport.stop)  # first: it ends the pulls that `close` waits for
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await stack.enter_async_context(_background(engine, assembly, failed))
-        metrics = _metrics(assembly, engine, events_port, replay_port)
+        metrics = _metrics(assembly, engine, events_port, replay_port, reports_port)
         api = OpenAiApi(engine, assembly.reader, model=config.served_name)
         runner = _runner(assembly, engine, api, metrics)
         await runner.setup()
@@ -68,7 +72,14 @@ async def serving(config: EngineConfig) -> AsyncIterator[Running]:
         await site.start()
         port = int(runner.addresses[0][1])
         running = Running(
-            port, assembly.transport.address[1], events_port, replay_port, assembly, engine, failed
+            port,
+            assembly.transport.address[1],
+            events_port,
+            replay_port,
+            reports_port,
+            assembly,
+            engine,
+            failed,
         )
         log.info("%s serves %s on %s:%d", config.name, config.served_name, config.host, port)
         yield running
@@ -85,9 +96,14 @@ def _runner(assembly: Assembly, engine: Engine, api: OpenAiApi, metrics: EngineM
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
 
-def _metrics(assembly: Assembly, engine: Engine, events_port: int, replay_port: int) -> EngineMetrics:
+def _metrics(
+    assembly: Assembly, engine: Engine, events_port: int, replay_port: int, reports_port: int
+) -> EngineMetrics:
     info = assembly.identity.info_labels(
-        p2p_addr=assembly.transport.address, events_port=events_port, replay_port=replay_port
+        p2p_addr=assembly.transport.address,
+        events_port=events_port,
+        replay_port=replay_port,
+        reports_port=reports_port,
     )
     return EngineMetrics(engine, lambda: assembly.transport.stats, assembly.config, info)
 

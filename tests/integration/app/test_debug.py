@@ -9,10 +9,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from engine_plugin.identity import EndpointId
+from epp.core.thresholds import EVERYWHERE, PullSettings, PullThresholds, Scope
 from epp.core.types import Outcome
 from epp.debug import build_debug_app
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector
-from epp.thresholds.directory_source import ThresholdState
+from epp.thresholds.in_force import ThresholdState
 from tests.unit.core.rows import info
 from tests.unit.core.test_endpoint_picker import Pool
 
@@ -63,6 +64,11 @@ async def test_a_decision_is_explained(client: TestClient, pool: Pool) -> None: 
     held = {row["pod"]: row["servable_tokens"] for row in body["candidates"]}
     assert held == {"a": 0, "b": 3200, "c": 0}
     assert body["outcome"]["status"] == 200
+    assert body["pull"] == {"state": "none"}
+    (holder,) = body["inputs"]["holders"]
+    assert (holder["pod"], holder["cpu_blocks"], body["inputs"]["holders_total"]) == ("b", 200, 1)
+    assert holder["engine"]["instance"] == "i"
+    assert "other" not in str(body), "what engines compare appears as one fingerprint"
     assert (await client.get("/debug/kvpull/decisions/never", headers=AUTH)).status == 404
 
 
@@ -85,3 +91,19 @@ async def test_without_a_token_there_are_no_debug_pages(pool: Pool) -> None:
     app = build_debug_app(pool.picker, CollectorRegistry(), ThresholdState, None)
     async with TestClient(TestServer(app)) as client:
         assert (await client.get("/debug/kvpull/endpoints", headers=AUTH)).status == 401
+
+
+async def test_the_thresholds_page_says_what_is_in_force(pool: Pool) -> None:
+    rules = {EVERYWHERE: PullSettings(min_cached_token_delta=64), Scope(role="prefill"): PullSettings(False)}
+    thresholds = PullThresholds(rules, 4)
+    pool.picker.sources.set_thresholds(thresholds)
+    state = ThresholdState(thresholds, "z.yaml: spec.x: unknown field", ("w",), ("a.yaml",), "directory /t")
+    app = build_debug_app(pool.picker, CollectorRegistry(), lambda: state, TOKEN)
+    async with TestClient(TestServer(app)) as client:
+        body = await (await client.get("/debug/kvpull/thresholds", headers=AUTH)).json()
+    assert (body["generation"], body["minCachedTokenDelta"], body["active"]) == (4, 64, True)
+    assert (body["rejected"], body["warnings"], body["documents"]) == (state.rejected, ["w"], ["a.yaml"])
+    assert body["rules"] == [
+        {"model": None, "role": None, "source_class": None, "set": {"minCachedTokenDelta": 64}},
+        {"model": None, "role": "prefill", "source_class": None, "set": {"enabled": False}},
+    ]

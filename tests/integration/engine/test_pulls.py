@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from engine_plugin import wire
-from tests.integration.engine.rig import BLOCK, BLOCK_BYTES, EngineClient, StartEngine, prompt_ids, until
+from engine_plugin.identity import EndpointId
+from epp.core.types import PullReport
+from epp.reports.subscriber import ReportSubscriber
+from tests.integration.engine.rig import (
+    BLOCK,
+    BLOCK_BYTES,
+    BOUND_S,
+    EngineClient,
+    StartEngine,
+    prompt_ids,
+    until,
+)
 
 RECEIVED = wire.PULL_RECEIVED_BYTES_TOTAL
 SERVED = wire.PULL_SERVED_BYTES_TOTAL
@@ -227,3 +238,47 @@ async def test_client_that_leaves_in_mid_pull_leaves_nothing_behind(start_engine
     faults.hold_after_chunks = None
     late = await other.complete(prompt, transfer=owner.source())
     assert late.report["restored_tokens"] + late.report["pulled_tokens"] == 399 * BLOCK
+
+
+async def test_the_end_of_every_pull_is_published(start_engine: StartEngine) -> None:
+    """On the port that `kvpull_engine_info` names; also for a source that was not even asked."""
+    owner, other = await start_engine(), await start_engine()
+    prompt = prompt_ids(100 * BLOCK + 5)
+    await owner.complete(prompt)
+    assert f'reports_port="{other.running.reports_port}"' in await other.metrics()
+    heard: dict[str, PullReport] = {}
+    news = asyncio.Event()
+
+    def take(_: EndpointId, report: PullReport) -> None:
+        heard[report.decision_id] = report
+        news.set()
+
+    subscriber = ReportSubscriber(take)
+    subscriber.upsert(EndpointId("other"), other.host)
+    subscriber.announce(EndpointId("other"), str(other.running.reports_port))
+    running = asyncio.create_task(subscriber.run())
+    async with asyncio.timeout(BOUND_S):
+        while not heard:  # names itself as the source: a report each time, until one is heard
+            await other.complete(prompt_ids(BLOCK * 2, salt=9), transfer=other.source("self"))
+            try:
+                await asyncio.wait_for(news.wait(), 0.02)
+            except TimeoutError:
+                continue
+        await other.complete(prompt, transfer=owner.source("d-1"))
+        await other.complete(prompt, transfer=owner.source("d-2"))
+        dead = {wire.REMOTE_KV_SOURCE: wire.kv_source_params("d-3", owner.host, 1)}
+        await other.complete(prompt_ids(10 * BLOCK, salt=3), transfer=dead)
+        while "d-3" not in heard:
+            news.clear()
+            await news.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (heard["self"].reason, heard["self"].asked_tokens) == ("self", 0)
+    pulled = heard["d-1"]
+    assert (pulled.reason, pulled.source) == ("ok", f"{owner.host}:{owner.running.p2p_port}")
+    assert (pulled.asked_tokens, pulled.received_tokens) == (100 * BLOCK, 100 * BLOCK)
+    assert pulled.received_bytes == 100 * BLOCK_BYTES
+    assert pulled.duration_ms > 0
+    assert (heard["d-2"].reason, heard["d-2"].asked_tokens) == ("local", 0)
+    assert (heard["d-3"].asked_tokens, heard["d-3"].received_tokens) == (9 * BLOCK, 0)
+    assert heard["d-3"].reason != "ok"

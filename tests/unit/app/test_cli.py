@@ -36,6 +36,10 @@ def test_false_means_false(text: str, value: bool) -> None:
         (cli.body_bytes, "-1"),
         (cli.body_bytes, "3000000000"),
         (cli.body_bytes, "9" * 5000),
+        (cli.file_bytes, "4095"),
+        (cli.file_bytes, "9" * 5000),
+        (cli.file_count, "0"),
+        (cli.file_count, "9" * 5000),
     ],
 )
 def test_refused_values(parse, text: str) -> None:  # type: ignore[no-untyped-def]

@@ -20,8 +20,12 @@ from epp.core.types import (
 BLOCK = 16
 
 
-def endpoint(pod: str, *, draining: bool = False, role: str | None = None) -> Endpoint:
+def endpoint(
+    pod: str, *, draining: bool = False, role: str | None = None, source_class: str | None = None
+) -> Endpoint:
     labels = {"llm-d.ai/role": role} if role else {}
+    if source_class:
+        labels["kvpull/source-class"] = source_class
     return Endpoint(EndpointId(pod), f"10.0.0.{sum(map(ord, pod)) % 250}", 8000, labels, draining)
 
 
@@ -52,19 +56,22 @@ def candidate(
     draining: bool = False,
     requests: int = 0,
     role: str | None = None,
+    pulls: int = 0,
+    source_class: str | None = None,
+    block_tokens: int = BLOCK,
 ) -> Candidate:
     return Candidate(
-        endpoint(pod, draining=draining, role=role),
-        EndpointMetrics(0.0, waiting, 0.0, usage, BLOCK, engine),
-        InflightLoad(requests=requests),
+        endpoint(pod, draining=draining, role=role, source_class=source_class),
+        EndpointMetrics(0.0, waiting, 0.0, usage, block_tokens, engine),
+        InflightLoad(requests=requests, pulls_served=pulls),
         PrefixMatch(
-            state, blocks, blocks if device is None else device, blocks if cpu is None else cpu, BLOCK
+            state, blocks, blocks if device is None else device, blocks if cpu is None else cpu, block_tokens
         ),
     )
 
 
-def request(request_id: str = "r", tokens: int | None = 4096) -> SchedulingRequest:
-    return SchedulingRequest(request_id, "m", None if tokens is None else range(tokens))
+def request(request_id: str = "r", tokens: int | None = 4096, model: str = "m") -> SchedulingRequest:
+    return SchedulingRequest(request_id, model, None if tokens is None else range(tokens))
 
 
 def context(req: SchedulingRequest | None = None) -> ScheduleContext:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.core.kv_source import choose_source, sampling_coordinate
-from epp.core.thresholds import NO_THRESHOLDS, PullThresholds, SourcePolicy, effective_policy
-from epp.core.types import ClaimState, SourceReason
+from epp.core.thresholds import NO_THRESHOLDS, PolicyTable, PullSettings, SourcePolicy, everywhere
+from epp.core.types import MAX_RECORDED, Candidate, ClaimState, EngineInfo, SourceReason
 from tests.unit.core.rows import BLOCK, candidate, info, request
 
 ON = SourcePolicy(configured=True, min_cached_token_delta=1)
@@ -84,14 +85,6 @@ def test_sampling_follows_one_over_one_plus_waiting() -> None:
     )
 
 
-@given(ids)
-def test_the_same_request_id_samples_the_same_source_whatever_the_order(rid: str) -> None:
-    rows = [candidate(p, blocks=50, waiting=i) for i, p in enumerate("abcd")]
-    there = choose_source(request(rid), rows, candidate("z"), ON)
-    back = choose_source(request(rid), rows[::-1], candidate("z"), ON)
-    assert there == back
-
-
 def test_unknown_waiting_counts_as_zero_as_in_the_reference() -> None:
     rows = [candidate("a", blocks=9, waiting=None)]
     assert choose_source(request(), rows, candidate("b"), ON).considered[0][2] == 1.0
@@ -128,8 +121,10 @@ def test_a_partial_claim_is_a_lower_bound_that_may_serve() -> None:
 
 
 def test_draining_holders_serve_nobody() -> None:
-    choice = choose_source(request(), [candidate("a", blocks=50, draining=True)], candidate("b"), ON)
-    assert choice.reason is SourceReason.NO_HOLDER
+    rows = [candidate("a", blocks=50, draining=True)]
+    choice = choose_source(request(), rows, candidate("b"), ON)
+    assert choice.reason is SourceReason.DRAINING
+    assert choice.refused == ((rows[0].endpoint.id, SourceReason.DRAINING),)
 
 
 @pytest.mark.parametrize(
@@ -156,19 +151,199 @@ def test_unverified_engines_are_named_unless_refused() -> None:
 
 def test_off_by_default_and_why() -> None:
     rows, here = [candidate("a", blocks=50)], candidate("b")
-    off = effective_policy(None, configured=False, thresholds=PullThresholds(min_cached_token_delta=1))
+    one = everywhere(PullSettings(min_cached_token_delta=1))
+    off = PolicyTable(None, configured=False, thresholds=one).policy_for()
     assert choose_source(request(), rows, here, off).reason is SourceReason.NOT_CONFIGURED
-    unset = effective_policy(None, configured=True, thresholds=NO_THRESHOLDS)
-    assert choose_source(request(), rows, here, unset).reason is SourceReason.SWITCHED_OFF
-    disabled = effective_policy(1, configured=True, thresholds=PullThresholds(enabled=False))
+    unset = PolicyTable(None, configured=True, thresholds=NO_THRESHOLDS).policy_for()
+    assert choose_source(request(), rows, here, unset).reason is SourceReason.NO_THRESHOLD
+    disabled = PolicyTable(
+        1, configured=True, thresholds=everywhere(PullSettings(enabled=False))
+    ).policy_for()
     assert choose_source(request(), rows, here, disabled).reason is SourceReason.SWITCHED_OFF
     assert choose_source(request(tokens=None), rows, here, ON).reason is SourceReason.NO_TOKENS
 
 
 def test_thresholds_override_the_producers_delta() -> None:
-    policy = effective_policy(
-        1, configured=True, thresholds=PullThresholds(min_cached_token_delta=51 * BLOCK)
-    )
+    stricter = everywhere(PullSettings(min_cached_token_delta=51 * BLOCK), generation=7)
+    policy = PolicyTable(1, configured=True, thresholds=stricter).policy_for()
     choice = choose_source(request(), [candidate("a", blocks=50)], candidate("b"), policy)
     assert choice.reason is SourceReason.BELOW_DELTA
-    assert choice.min_cached_token_delta == 51 * BLOCK
+    assert (choice.min_cached_token_delta, choice.generation) == (51 * BLOCK, 7)
+
+
+# --- ours on top of the reference -------------------------------------------------------------------
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_a_source_at_its_limit_is_not_named(pulls: int, limit: int) -> None:
+    policy = replace(ON, max_inflight_pulls=limit)
+    choice = choose_source(request(), [candidate("a", blocks=9, pulls=pulls)], candidate("b"), policy)
+    assert choice.reason is (SourceReason.PULL if pulls < limit else SourceReason.OVER_LIMIT)
+
+
+@given(ids)
+def test_a_refused_pair_is_not_named_and_the_next_best_is(rid: str) -> None:
+    bad = candidate("a", blocks=50, engine=info(instance="bad", p2p_addr="10.0.0.1:7777"))
+    rows, here = [bad, candidate("c", blocks=20)], candidate("b")
+    for name in ("bad", "10.0.0.1:7777"):
+        choice = choose_source(request(rid), rows, here, ON, frozenset({name}))
+        assert choice.source is not None
+        assert choice.source.endpoint.id.pod == "c"
+        assert choice.refused == ((bad.endpoint.id, SourceReason.PEER_REFUSED),)
+        alone = choose_source(request(rid), rows[:1], here, ON, frozenset({name}))
+        assert alone.reason is SourceReason.PEER_REFUSED
+    other = choose_source(request(rid), rows, here, ON, frozenset({"else", ""}))
+    assert other.source is not None
+    assert other.source.endpoint == bad.endpoint
+
+
+def test_a_known_mismatch_is_said_rather_than_that_the_engines_have_met_it() -> None:
+    row = candidate("a", blocks=50, engine=info(instance="bad", seed_fp="other"))
+    choice = choose_source(request(), [row], candidate("b", engine=info()), ON, frozenset({"bad"}))
+    assert choice.reason is SourceReason.INCOMPATIBLE
+
+
+def test_a_stock_engine_is_refused_by_the_address_of_its_row() -> None:
+    row = candidate("a", blocks=50)
+    row = replace(row, endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
+    choice = choose_source(request(), [row], candidate("b"), ON, frozenset({"10.0.0.1:7777"}))
+    assert choice.reason is SourceReason.PEER_REFUSED
+
+
+def test_the_reason_is_the_deepest_holders() -> None:
+    rows = [
+        candidate("a", blocks=10, draining=True),
+        candidate("b", blocks=30, engine=info(seed_fp="other")),
+        candidate("c", blocks=20, engine=info(), pulls=1),
+    ]
+    policy = replace(ON, max_inflight_pulls=1)
+    choice = choose_source(request(), rows, candidate("z", engine=info()), policy)
+    assert choice.reason is SourceReason.INCOMPATIBLE
+    assert [(str(e), r.value) for e, r in choice.refused] == [
+        ("b/0", "incompatible"),
+        ("c/0", "over_limit"),
+        ("a/0", "draining"),
+    ]
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_outstanding_pulls_weigh_like_waiting_requests(waiting: int, pulls: int) -> None:
+    rows = [candidate("a", blocks=9, waiting=float(waiting), pulls=pulls)]
+    aware = choose_source(request(), rows, candidate("b"), ON)
+    assert aware.considered[0][2] == 1 / (1 + waiting + pulls)
+    blind = choose_source(request(), rows, candidate("b"), replace(ON, inflight_awareness=False))
+    assert blind.considered[0][2] == 1 / (1 + waiting)
+
+
+def test_a_source_class_has_terms_of_its_own() -> None:
+    far = candidate("a", blocks=50, source_class="far")
+    near = candidate("c", blocks=50, source_class="near", pulls=2)
+    computing = candidate("b", blocks=10)
+    terms = {
+        "delta": replace(ON, min_cached_token_delta=41 * BLOCK),
+        "off": replace(ON, enabled=False),
+        "limit": replace(ON, max_inflight_pulls=0),
+        "verified": replace(ON, require_verified=True),
+    }
+    reasons = {
+        "delta": SourceReason.BELOW_DELTA,
+        "off": SourceReason.SWITCHED_OFF,
+        "limit": SourceReason.OVER_LIMIT,
+        "verified": SourceReason.UNVERIFIED,
+    }
+    for name, far_terms in terms.items():
+        policy = replace(ON, by_class={"far": far_terms})
+        picked = {
+            choose_source(request(f"r{i}"), [far, near], computing, policy).source.endpoint.id.pod  # type: ignore[union-attr]
+            for i in range(40)
+        }
+        assert picked == {"c"}, name
+        assert choose_source(request(), [far], computing, policy).reason is reasons[name]
+    blind = replace(ON, by_class={"near": replace(ON, inflight_awareness=False)})
+    weights = {e.pod: w for e, _, w in choose_source(request(), [far, near], computing, blind).considered}
+    assert weights == {"a": 1.0, "c": 1.0}
+
+
+def test_a_class_can_be_on_where_everything_else_is_off() -> None:
+    rows = [candidate("a", blocks=60), candidate("c", blocks=50, source_class="near")]
+    general = replace(ON, enabled=False)
+    policy = replace(general, by_class={"near": replace(ON, min_cached_token_delta=5 * BLOCK)})
+    choice = choose_source(request(), rows, candidate("b"), policy)
+    assert choice.source is not None
+    assert (choice.source.endpoint.id.pod, choice.min_cached_token_delta) == ("c", 5 * BLOCK)
+    assert choice.refused == ((rows[0].endpoint.id, SourceReason.SWITCHED_OFF),)
+
+
+def test_a_record_is_cut_but_never_loses_the_sampled_holder() -> None:
+    rows = [candidate(f"e{i:03d}", blocks=100 + i % 2) for i in range(300)]
+    for number in range(50):
+        choice = choose_source(request(f"r{number}"), rows, candidate("z"), ON)
+        assert choice.source is not None
+        assert (choice.band_size, choice.holders_total) == (300, 300)
+        assert len(choice.considered) == len(choice.holders) == MAX_RECORDED
+        assert choice.source.endpoint.id in {e for e, _, _ in choice.considered}
+        assert {c.match.cpu_blocks for c in choice.holders} == {101}
+
+
+# --- the fast path decides what the slow one decides ------------------------------------------------
+
+_INFOS = (None, info(), info(seed_fp="other"), info(instance="met"))
+_row = st.builds(
+    lambda n, blocks, waiting, pulls, engine, draining: candidate(
+        f"e{n}", blocks=blocks, waiting=waiting, pulls=pulls, engine=engine, draining=draining
+    ),
+    st.integers(0, 30),
+    st.integers(0, 12),
+    st.sampled_from([None, 0.0, 1.0, 3.0]),
+    st.integers(0, 3),
+    st.sampled_from(_INFOS),
+    st.booleans(),
+)
+_policy = st.builds(
+    lambda aware, verified, limit: replace(
+        ON, inflight_awareness=aware, require_verified=verified, max_inflight_pulls=limit
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(0, 3),
+)
+
+
+@given(
+    st.lists(_row, min_size=1, max_size=9, unique_by=lambda c: c.endpoint.id),
+    st.sampled_from(_INFOS),
+    _policy,
+    st.sampled_from([frozenset(), frozenset({"met"}), frozenset({"nobody"})]),
+    ids,
+)
+def test_both_ways_through_the_rule_give_one_answer(
+    rows: list[Candidate], engine: EngineInfo | None, policy: SourcePolicy, refused: frozenset[str], rid: str
+) -> None:
+    rows.sort(key=lambda c: c.endpoint.id)
+    here = candidate("z", blocks=2, engine=engine)
+    fast = choose_source(request(rid), rows, here, policy, refused)
+    no_short_cut = replace(policy, by_class={"nobody's": policy})
+    slow = choose_source(request(rid), rows, here, no_short_cut, refused)
+    assert replace(fast, refused=()) == replace(slow, refused=())
+
+
+def test_a_burst_between_two_scrapes_does_not_herd() -> None:
+    """Eight equal holders, one of them with the shortest queue; 64 pulls before the next scrape."""
+
+    def burst(policy: SourcePolicy) -> Counter[str]:
+        served: Counter[str] = Counter()
+        for number in range(64):
+            rows = [
+                candidate(pod, blocks=50, waiting=0.0 if pod == "a" else 4.0, pulls=served[pod])
+                for pod in "abcdefgh"
+            ]
+            source = choose_source(request(f"burst-{number}"), rows, candidate("z"), policy).source
+            assert source is not None
+            served[source.endpoint.id.pod] += 1
+        return served
+
+    blind = burst(replace(ON, inflight_awareness=False))
+    aware = burst(ON)
+    assert blind["a"] > 64 * 0.3, "every request prefers the queue that was short a scrape ago"
+    assert aware["a"] <= 64 * 0.2
+    assert max(aware.values()) < max(blind.values())

@@ -14,7 +14,8 @@ from deploy.local.ports import AddressPlan
 from deploy.local.run_files import DirectoryInUse, RunFiles
 from deploy.local.spec import FleetSpec
 from epp.cli import parser as picker_parser
-from epp.thresholds.document import parse_thresholds
+from epp.core.thresholds import EVERYWHERE
+from epp.thresholds.document import parse_document
 from sidecar.config import parse_config
 from sidecar.endpoint_file import load_endpoint_file
 
@@ -73,7 +74,7 @@ def test_endpoint_file_names_every_port_and_role(spec: FleetSpec, files: RunFile
 def test_thresholds_document_is_understood(files: RunFiles) -> None:
     files.write_thresholds(enabled=False, min_cached_token_delta=4096)
     (path,) = files.thresholds_dir.glob("*.yaml")
-    thresholds = parse_thresholds(path.read_text(), str(path))
+    thresholds = parse_document(path.read_text(), str(path)).rules[EVERYWHERE]
     assert (thresholds.enabled, thresholds.min_cached_token_delta) == (False, 4096)
 
 

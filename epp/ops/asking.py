@@ -1,0 +1,93 @@
+"""Asks running pickers over their metrics port. Bounded in time and size, one answer a picker.
+
+The token goes to the URLs given and nowhere else: no proxy from the environment, no redirect is followed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from epp.core.errors import ConfigError
+
+DEFAULT_URL: Final = "http://127.0.0.1:9090"
+MAX_ANSWER_BYTES: Final = 8 << 20
+# what reading an answer raises that is JSON, but not a picker's
+STRANGE: Final = (LookupError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one picker said: `body`, or that there is no such thing (404), or why it could not be asked."""
+
+    url: str
+    body: Any = None
+    found: bool = False
+    fault: str | None = None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def ask_all(arguments: argparse.Namespace, path: str) -> Iterator[Answer]:
+    """GET `path` of every `--url`, one after the other.
+
+    Raises:
+        ConfigError: an unusable URL or token file.
+    """
+    token = _token(arguments.token_file)
+    urls = [_base(url) for url in arguments.url or [DEFAULT_URL]]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    for url in urls:
+        request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
+        yield _ask(opener, request, url, arguments.timeout)
+
+
+def _ask(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request, url: str, timeout_s: float
+) -> Answer:
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            raw = response.read(MAX_ANSWER_BYTES + 1)
+        if len(raw) > MAX_ANSWER_BYTES:
+            return Answer(url, fault="the answer is too long")
+        return Answer(url, json.loads(raw), found=True)
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(url, fault=None if error.code == 404 else _status(error.code))
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+        reason = getattr(error, "reason", None) or error
+        return Answer(url, fault=str(reason) or type(error).__name__)
+
+
+def _status(code: int) -> str:
+    if code == 401:
+        return "401: the token is wrong, or the picker runs without --debug-token-file"
+    return f"status {code}"
+
+
+def _base(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--url {url}: expected http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path}: {error}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"--token-file {path}: holds no token")
+    return token

@@ -1,0 +1,79 @@
+"""The operators' sub-commands of `kvpull`: arguments here, work in the modules beside it.
+
+Exit status of all: 0 found and fine, 1 found and not fine (or not found), 2 wrong usage or input, 3 a
+picker could not be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Add explain, replay and thresholds to an argparse sub-parser group."""
+    explain = commands.add_parser("explain", help="say why a request got its destination and source")
+    explain.add_argument("id", help="decision id or request id")
+    _add_asking(explain)
+    explain.set_defaults(run=_explain)
+
+    replay = commands.add_parser("replay", help="decide a recorded ledger again under other thresholds")
+    replay.add_argument("ledger", type=Path, nargs="+", help="JSONL files written with --ledger-file")
+    replay.add_argument(
+        "--thresholds",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="PullThresholds; repeatable",
+    )
+    replay.add_argument("--producer-delta", type=int, help="minCachedTokenDelta of p2p-source-producer")
+    replay.add_argument("--show", type=int, default=20, metavar="N", help="differences to print (20)")
+    replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    replay.set_defaults(run=_replay)
+
+    thresholds = commands.add_parser("thresholds", help="PullThresholds: what is in force, is a file good")
+    actions = thresholds.add_subparsers(dest="action", required=True)
+    show = actions.add_parser("show", help="what is in force in running pickers")
+    _add_asking(show)
+    show.set_defaults(run=_show)
+    check = actions.add_parser("check", help="validate documents and merge them as a picker would")
+    check.add_argument("files", type=Path, nargs="+")
+    check.set_defaults(run=_check)
+
+
+def _add_asking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        action="append",
+        metavar="URL",
+        help="metrics port of a picker, repeatable: one for each replica (http://127.0.0.1:9090)",
+    )
+    parser.add_argument("--token-file", type=Path, required=True, help="bearer token of /debug/kvpull")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one picker")
+    parser.add_argument("--json", action="store_true", help="the answer as it came")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from epp.ops.explain import explain
+
+    return explain(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from epp.ops.replay import replay
+
+    return replay(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from epp.ops.show_thresholds import show
+
+    return show(arguments)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from epp.ops.show_thresholds import check
+
+    return check(arguments)

@@ -1,0 +1,1 @@
+"""What engines report of pulls that have ended (`PullFinished`)."""
