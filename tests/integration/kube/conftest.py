@@ -1,0 +1,29 @@
+"""The API server double, and the real kubectl pointed at it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.kubectl import Kubectl, kubectl_path
+from tests.kube.server import KubeServer, kube_server
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[KubeServer]:
+    async with kube_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kubectl_binary() -> Path:
+    return kubectl_path()
+
+
+@pytest.fixture
+def kubectl(kube: KubeServer, kubectl_binary: Path, tmp_path: Path) -> Kubectl:
+    home = tmp_path / "kubectl"
+    home.mkdir()
+    return Kubectl(kubectl_binary, kube.write_kubeconfig(home / "config"))
