@@ -27,7 +27,9 @@ data: {one.yaml: "a: 1", two.yaml: "b: 2"}
 """
 
 
-async def test_apply_creates_changes_and_removes_what_the_manifest_says(kube: KubeServer, kubectl: Kubectl) -> None:
+async def test_apply_creates_changes_and_removes_what_the_manifest_says(
+    kube: KubeServer, kubectl: Kubectl
+) -> None:
     assert await kubectl.run("apply", "-f", "-", stdin=CONFIG_MAP) == "configmap/settings created\n"
     assert await kubectl.run("apply", "-f", "-", stdin=CONFIG_MAP) == "configmap/settings unchanged\n"
     changed = CONFIG_MAP.replace("a: 1", "a: 3").replace(', two.yaml: "b: 2"', "")
@@ -37,7 +39,9 @@ async def test_apply_creates_changes_and_removes_what_the_manifest_says(kube: Ku
     assert json.loads(await kubectl.run("get", "cm", "settings", "-o", "json"))["data"] == stored["data"]
 
 
-async def test_server_side_apply_owns_fields_and_refuses_those_of_others(kube: KubeServer, kubectl: Kubectl) -> None:
+async def test_server_side_apply_owns_fields_and_refuses_those_of_others(
+    kube: KubeServer, kubectl: Kubectl
+) -> None:
     assert "serverside-applied" in await kubectl.run("apply", "--server-side", "-f", "-", stdin=CONFIG_MAP)
     without = CONFIG_MAP.replace(', two.yaml: "b: 2"', "")
     assert "serverside-applied" in await kubectl.run("apply", "--server-side", "-f", "-", stdin=without)
@@ -50,13 +54,17 @@ async def test_server_side_apply_owns_fields_and_refuses_those_of_others(kube: K
 
 
 async def test_custom_resources_are_created_and_checked(kube: KubeServer, kubectl: Kubectl) -> None:
-    assert "inferencepool.inference.networking.k8s.io/llama created" in await kubectl.run("create", "-f", "-", stdin=POOL)
+    assert "inferencepool.inference.networking.k8s.io/llama created" in await kubectl.run(
+        "create", "-f", "-", stdin=POOL
+    )
     assert "llama" in await kubectl.run("get", "infpool")
     wrong = POOL.replace("number: 8000", "number: 70000").replace("FailOpen", "Never")
     told = await kubectl.run("apply", "-f", "-", stdin=wrong, code=1)
     assert "spec.targetPorts[0].number" in told
     assert "spec.endpointPickerRef.failureMode" in told
-    assert kube.store.get(kinds.INFERENCE_POOLS, "default", "llama")["spec"]["targetPorts"][0] == {"number": 8000}
+    assert kube.store.get(kinds.INFERENCE_POOLS, "default", "llama")["spec"]["targetPorts"][0] == {
+        "number": 8000
+    }
 
 
 async def test_labels_select_and_deletion_is_seen(kube: KubeServer, kubectl: Kubectl) -> None:

@@ -1,0 +1,259 @@
+"""Keeps a sink equal to a selection of objects: list in pages, watch from there, resume, list again.
+
+    no revision known          list (pages; a page token that expired: from the first page again)
+    revision known             watch from it, with bookmarks
+    server's time-out          watch again from the last revision, at once
+    410, in an answer or event list again, at once the first time
+    401                        again at once (the credentials were read anew), then with back-off
+    anything else              back-off with jitter, the server's Retry-After respected
+    silence                    the connection is given up after `read_deadline_s` and counts as a failure
+    a stream that ends at once counts as a failure
+
+The sink is told of a list as a whole, so that nobody sees half of one; while the server is away it keeps
+what it has. The reflector itself keeps no objects. It never ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import aiohttp
+import orjson
+
+from sidecar.pool_watch.access import KubeAccess
+from sidecar.pool_watch.backoff import Backoff, BackoffRule
+from sidecar.pool_watch.errors import Expired, KubeError, Malformed, Unauthorised, failure
+from sidecar.pool_watch.resources import Call, Selection
+from sidecar.pool_watch.status import WatchStatus
+
+_log = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+_MAX_EVENT_BYTES: Final = 8 << 20  # an object has at most 1.5 MiB in the server's store
+_MAX_RESTARTS: Final = 3  # of one list, by expired page tokens
+_INSTANT_S: Final = 1.0  # a stream shorter than this and without an event is a failure
+_HEALTHY_S: Final = 60.0  # after so long the back-off starts anew
+
+
+class Sink(Protocol[V]):
+    """Where the objects go, by name. Called on the event loop; must not block."""
+
+    def replace(self, objects: dict[str, V], /) -> None:
+        """These are all."""
+
+    def put(self, name: str, value: V, /) -> None:
+        """One is new or has changed."""
+
+    def remove(self, name: str, /) -> None:
+        """One is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRules:
+    """Sizes and times of a watch."""
+
+    page_objects: int = 250
+    read_deadline_s: float = 90.0  # above a server's interval of bookmarks, about a minute
+    shortest_watch_s: int = 240
+    longest_watch_s: int = 480
+    backoff: BackoffRule = field(default_factory=BackoffRule)
+
+
+class Reflector(Generic[V]):
+    """Component: `run` until cancelled."""
+
+    def __init__(
+        self,
+        access: KubeAccess,
+        selection: Selection,
+        view: Callable[[dict[str, Any]], V],
+        sink: Sink[V],
+        *,
+        rules: WatchRules | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`view` makes the small value that is kept of an object."""
+        self._access = access
+        self._selection = selection
+        self._view = view
+        self._sink = sink
+        self._rules = rules or WatchRules()
+        self._rng = rng or random.Random()
+        self._clock = clock
+        self._pause = pause
+        self._revision: str | None = None
+        self._backoff = Backoff(self._rules.backoff, self._rng)
+        self.status: Final = WatchStatus(str(selection), selection.resource.qualified)
+        self.synced: Final = asyncio.Event()
+        self.settled: Final = asyncio.Event()  # synced, or failed for the first time
+
+    async def run(self) -> None:
+        while True:
+            started_s = self._clock()
+            try:
+                if self._revision is None:
+                    await self._list()
+                spoke = await self._watch()
+            except KubeError as error:
+                delay_s = self._failed(error, started_s)
+            else:
+                if spoke or self._clock() - started_s >= _INSTANT_S:
+                    self._backoff.succeeded()
+                    continue
+                delay_s = self._failed(Malformed(f"watch {self.status.what}: it ended at once"), started_s)
+            if delay_s > 0:
+                await self._pause(delay_s)
+
+    def _failed(self, error: KubeError, started_s: float) -> float:
+        """Note it; seconds to wait."""
+        if self._clock() - started_s >= _HEALTHY_S:
+            self._backoff.succeeded()
+        if isinstance(error, Expired):
+            self._revision = None
+            self.status.expired += 1
+        else:
+            self.status.failures += 1
+            if self.status.error is None:
+                _log.warning("%s: %s (the last known state is served)", self.status.what, error)
+            self.status.error = str(error)
+        self.settled.set()
+        return self._backoff.failed(
+            asked_s=error.retry_after_s, at_once=isinstance(error, Expired | Unauthorised)
+        )
+
+    # --- list -------------------------------------------------------------------------------------
+    async def _list(self) -> None:
+        objects: dict[str, V] = {}
+        token, restarts = "", 0
+        while True:
+            try:
+                page = await self._access.read_json(self._call("list", self._page_query(token)))
+            except Expired:
+                restarts += 1
+                if not token or restarts > _MAX_RESTARTS:
+                    raise
+                objects, token = {}, ""
+                continue
+            self._heard()
+            for item in _items(page):
+                self._take(item, objects.__setitem__)
+            meta = page.get("metadata")
+            if not isinstance(meta, dict) or not isinstance(meta.get("resourceVersion"), str):
+                raise Malformed(f"list {self.status.what}: no resourceVersion")
+            token = str(meta.get("continue") or "")
+            if not token:
+                break
+            await asyncio.sleep(0)  # others may run between two pages
+        self.status.lists += 1
+        self._sink.replace(objects)
+        self._revision = meta["resourceVersion"]
+        self._recovered()
+        self.status.synced = True
+        self.synced.set()
+        self.settled.set()
+
+    def _page_query(self, token: str) -> dict[str, str]:
+        query = {"limit": str(self._rules.page_objects)}
+        return query | ({"continue": token} if token else {})
+
+    # --- watch ------------------------------------------------------------------------------------
+    async def _watch(self) -> bool:
+        """Follow until the server ends the stream; whether it has said anything."""
+        seconds = self._rng.randint(self._rules.shortest_watch_s, self._rules.longest_watch_s)
+        query = {
+            "watch": "true",
+            "resourceVersion": self._revision or "",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }
+        self.status.watches += 1
+        call = self._call("watch", query)
+        async with self._access.request(call, total_s=None, read_s=self._rules.read_deadline_s) as response:
+            self._recovered()
+            return await self._follow(response)
+
+    async def _follow(self, response: aiohttp.ClientResponse) -> bool:
+        spoke, rest = False, b""
+        async for chunk in response.content.iter_any():
+            self._heard()
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _MAX_EVENT_BYTES:
+                raise Malformed(f"watch {self.status.what}: an event of more than {_MAX_EVENT_BYTES} bytes")
+            for line in lines:
+                if line.strip():
+                    self._event(line)
+                    spoke = True
+        return spoke
+
+    def _event(self, line: bytes) -> None:
+        try:
+            event = orjson.loads(line)
+            kind, obj = event["type"], event["object"]
+            if kind == "ERROR":
+                raise self._told(obj)
+            revision = obj["metadata"]["resourceVersion"]
+        except (ValueError, LookupError, TypeError) as error:
+            self._revision = None  # what was in it is lost: only a list can tell
+            raise Malformed(f"watch {self.status.what}: an event that cannot be read") from error
+        if kind == "DELETED":
+            self._forget(obj)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._take(obj, self._sink.put)
+        self._revision = revision
+
+    def _told(self, status: dict[str, Any]) -> KubeError:
+        """The failure that an ERROR event carries."""
+        code, message = status.get("code"), str(status.get("message") or "")
+        selection = self._selection
+        return failure(
+            code if isinstance(code, int) else 500,
+            message,
+            verb="watch",
+            resource=selection.resource.qualified,
+            namespace=selection.namespace,
+        )
+
+    # --- objects ----------------------------------------------------------------------------------
+    def _take(self, obj: dict[str, Any], put: Callable[[str, V], None]) -> None:
+        """Views are made to never fail; if one does, that object is left out and counted."""
+        try:
+            name, value = obj["metadata"]["name"], self._view(obj)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.status.unreadable += 1
+            _log.warning(
+                "%s: an object that cannot be understood: %s", self.status.what, type(error).__name__
+            )
+            return
+        put(name, value)
+
+    def _forget(self, obj: dict[str, Any]) -> None:
+        name = obj["metadata"].get("name")
+        if isinstance(name, str):
+            self._sink.remove(name)
+
+    def _call(self, verb: str, query: dict[str, str]) -> Call:
+        selection = self._selection
+        return Call(verb, selection.resource, selection.namespace, query=selection.query() | query)
+
+    def _heard(self) -> None:
+        self.status.contact_s = self._clock()
+
+    def _recovered(self) -> None:
+        self._heard()
+        if self.status.error is not None:
+            self.status.error = None
+            _log.info("%s: the API server answers again", self.status.what)
+
+
+def _items(page: dict[str, Any]) -> list[dict[str, Any]]:
+    items = page.get("items")
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
