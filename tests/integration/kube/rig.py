@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.pool_watch.access import Environment, KubeAccess
+from sidecar.pool_watch.backoff import BackoffRule
 from sidecar.pool_watch.reflector import Reflector, WatchRules
 from sidecar.pool_watch.resources import PODS, Selection
 from tests.kube import kinds
@@ -17,6 +18,7 @@ from tests.kube.notice import Notice
 from tests.kube.server import KubeServer
 
 NAMESPACE = "default"
+FAST = WatchRules(backoff=BackoffRule(0.001, 0.002))  # where the pause itself is not the matter
 
 
 def pod(name: str, ip: str = "", *, ready: bool = True, app: str = "llama", **more: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from sidecar.pool_watch.access import Environment, KubeAccess
 from sidecar.pool_watch.errors import AccessError, Denied, Unauthorised, Unreachable
+from sidecar.pool_watch.reflector import WatchRules
 from sidecar.pool_watch.resources import PODS, Call
 from tests.integration.kube.rig import Rig, add_pod, open_access, reflecting, running
-from tests.integration.kube.test_reflector import PAGES_OF_2
 from tests.kube.rbac import ADMIN
 from tests.kube.server import KubeServer, kube_server
 from tests.kube.tls import write_certificate
@@ -64,7 +64,7 @@ async def test_in_cluster_files_are_used(pod: Pod) -> None:
 async def test_a_rotated_token_costs_one_refused_request(pod: Pod) -> None:
     access = KubeAccess(pod.environment)
     await access.open()
-    rig = Rig(access, PAGES_OF_2)
+    rig = Rig(access, WatchRules())
     async with running(rig.reflector.run()):
         watch = await pod.kube.until_watched("pods")
         pod.rotate("t2")
@@ -84,7 +84,7 @@ async def test_a_token_that_stays_refused_backs_off(pod: Pod) -> None:
     access = KubeAccess(pod.environment)
     await access.open()
     pod.kube.authority.tokens = {"another": ADMIN}
-    rig = Rig(access, PAGES_OF_2)
+    rig = Rig(access, WatchRules())
     async with running(rig.reflector.run()):
         await rig.paused.until(lambda: len(rig.pauses) == 3)
         assert rig.pauses[2] > rig.pauses[0]
@@ -149,7 +149,6 @@ async def test_no_configuration_is_said(variables: dict[str, str], told: str, tm
 
 async def test_nobody_there(kube: KubeServer, tmp_path: Path) -> None:
     async with open_access(kube, tmp_path) as access:
-        kube.faults.fail(200, times=0)
         async with kube_server() as gone:
             path = gone.write_kubeconfig(tmp_path / "gone")
         lost = KubeAccess(Environment({"KUBECONFIG": str(path)}))

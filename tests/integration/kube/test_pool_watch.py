@@ -12,17 +12,13 @@ import pytest
 
 from engine_plugin.identity import EndpointId
 from sidecar.pool_watch.access import KubeAccess
-from sidecar.pool_watch.backoff import BackoffRule
 from sidecar.pool_watch.pool_view import Member, PoolView
-from sidecar.pool_watch.reflector import WatchRules
 from sidecar.pool_watch.views import PoolSpec
 from sidecar.pool_watch.watch import PoolWatch
-from tests.integration.kube.rig import add_pod, delete_pod, open_access, running, set_status
+from tests.integration.kube.rig import FAST, add_pod, delete_pod, open_access, running, set_status
 from tests.kube import kinds
 from tests.kube.notice import Notice
 from tests.kube.server import KubeServer
-
-FAST = WatchRules(backoff=BackoffRule(0.001, 0.002))
 
 
 def pool(*ports: int, app: str = "llama", name: str = "llama") -> dict[str, Any]:
