@@ -30,11 +30,14 @@ class Authority:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.tokens: dict[str, str] = {}
+        self.anonymous = ""  # who asks without a token; "": nobody may (kubectl sends none over plain HTTP)
 
     def user(self, authorization: str) -> str:
         """Raises ApiFault 401 for a token that is unknown, or no more."""
         if not self.tokens:
             return ADMIN
+        if not authorization and self.anonymous:
+            return self.anonymous
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or token.strip() not in self.tokens:
             raise ApiFault(401, "Unauthorized", "Unauthorized")
