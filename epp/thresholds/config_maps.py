@@ -11,19 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from epp.core.errors import ConfigError
 from epp.core.thresholds import PullThresholds
 from epp.thresholds.in_force import Reading, ThresholdsInForce, ThresholdState, read_documents
 from epp.thresholds.merge import Texts
 from sidecar.pool_watch.access import KubeAccess
+from sidecar.pool_watch.objects import ConfigMap
 from sidecar.pool_watch.reflector import Reflector, WatchRules
 from sidecar.pool_watch.resources import Selection
 from sidecar.pool_watch.status import WatchStatus
 
 MAX_DOCUMENTS: Final = 64
 _SUFFIXES: Final = (".yaml", ".yml")
+_read_config_map = msgspec.json.Decoder(ConfigMap).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,11 @@ class Refused:
     why: str
 
 
-def view_config_map(obj: Mapping[str, Any]) -> ConfigMapView:
-    data = obj.get("data")
-    texts = data.items() if isinstance(data, dict) else ()
-    documents = tuple((key, text) for key, text in texts if key.endswith(_SUFFIXES) and isinstance(text, str))
-    return ConfigMapView(str(obj["metadata"].get("uid") or ""), documents, len(texts) - len(documents))
+def view_config_map(raw: msgspec.Raw) -> ConfigMapView:
+    obj = _read_config_map(raw)
+    data = obj.data or {}
+    documents = tuple((key, text) for key, text in data.items() if key.endswith(_SUFFIXES))
+    return ConfigMapView(obj.metadata.uid or "", documents, len(data) - len(documents))
 
 
 class ConfigMapThresholds:

@@ -60,7 +60,7 @@ class RefusalEvents:
             refused = await self._waiting.get()
             try:
                 call = Call("create", EVENTS, self._namespace, body=self._event(refused))
-                await self._access.read_json(call)
+                await self._access.read(call)
             except Denied as error:
                 self._denied = True
                 log.info("no Events about refused thresholds: %s", error)

@@ -18,15 +18,17 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
-import orjson
+import msgspec
 
-from sidecar.pool_watch.errors import AccessError, KubeError, Malformed, Unauthorised, Unreachable, failure
+from sidecar.pool_watch.errors import AccessError, KubeError, Unauthorised, Unreachable, failure
+from sidecar.pool_watch.objects import Failure
 from sidecar.pool_watch.resources import Call
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 60.0
 _MAX_FAILURE_BYTES: Final = 64 << 10
+_read_failure = msgspec.json.Decoder(Failure).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +115,10 @@ class KubeAccess:
             client.users -= 1
             await client.close_if_unused()
 
-    async def read_json(self, call: Call) -> dict[str, Any]:
+    async def read(self, call: Call) -> bytes:
         """The whole answer. Raises KubeError."""
         async with self.request(call) as response:
-            raw = await response.read()
-        try:
-            answer = orjson.loads(raw)
-        except ValueError as error:
-            raise Malformed(f"{call.verb} {call.resource.qualified}: the answer is not JSON") from error
-        if not isinstance(answer, dict):
-            raise Malformed(f"{call.verb} {call.resource.qualified}: the answer is no object")
-        return answer
+            return await response.read()
 
     async def _renew(self, refused: _Client) -> None:
         """Read the configuration again, once however many requests were refused with it."""
@@ -220,8 +215,8 @@ def _load_in_cluster(environment: Environment, configuration: Any) -> None:
 async def _failure(call: Call, response: aiohttp.ClientResponse) -> KubeError:
     raw = await response.content.read(_MAX_FAILURE_BYTES)
     try:
-        message = str(orjson.loads(raw)["message"])
-    except (ValueError, LookupError, TypeError):
+        message = _read_failure(raw).message or ""
+    except msgspec.DecodeError:
         message = response.reason or ""
     asked = response.headers.get("Retry-After", "")
     return failure(

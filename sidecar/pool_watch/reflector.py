@@ -21,20 +21,25 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import aiohttp
-import orjson
+import msgspec
 
 from sidecar.pool_watch.access import KubeAccess
 from sidecar.pool_watch.backoff import Backoff, BackoffRule
 from sidecar.pool_watch.errors import Expired, KubeError, Malformed, Unauthorised, failure
+from sidecar.pool_watch.objects import Event, Failure, Named, Page
 from sidecar.pool_watch.resources import Call, Selection
 from sidecar.pool_watch.status import WatchStatus
 
 _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
+_read_page = msgspec.json.Decoder(Page).decode
+_read_event = msgspec.json.Decoder(Event).decode
+_read_named = msgspec.json.Decoder(Named).decode
+_read_failure = msgspec.json.Decoder(Failure).decode
 
 _MAX_EVENT_BYTES: Final = 8 << 20  # an object has at most 1.5 MiB in the server's store
 _MAX_RESTARTS: Final = 3  # of one list, by expired page tokens
@@ -73,7 +78,7 @@ class Reflector(Generic[V]):
         self,
         access: KubeAccess,
         selection: Selection,
-        view: Callable[[dict[str, Any]], V],
+        view: Callable[[msgspec.Raw], V],
         sink: Sink[V],
         *,
         rules: WatchRules | None = None,
@@ -81,7 +86,7 @@ class Reflector(Generic[V]):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`view` makes the small value that is kept of an object."""
+        """`view` makes the small value that is kept of an object's JSON."""
         self._access = access
         self._selection = selection
         self._view = view
@@ -136,34 +141,35 @@ class Reflector(Generic[V]):
         token, restarts = "", 0
         while True:
             try:
-                page = await self._access.read_json(self._call("list", self._page_query(token)))
+                page = await self._page(token)
             except Expired:
                 restarts += 1
                 if not token or restarts > _MAX_RESTARTS:
                     raise
                 objects, token = {}, ""
                 continue
-            self._heard()
-            for item in _items(page):
+            for item in page.items or ():
                 self._take(item, objects.__setitem__)
-            meta = page.get("metadata")
-            if not isinstance(meta, dict) or not isinstance(meta.get("resourceVersion"), str):
-                raise Malformed(f"list {self.status.what}: no resourceVersion")
-            token = str(meta.get("continue") or "")
+            token = page.metadata.next_page or ""
             if not token:
                 break
             await asyncio.sleep(0)  # others may run between two pages
         self.status.lists += 1
         self._sink.replace(objects)
-        self._revision = meta["resourceVersion"]
+        self._revision = page.metadata.revision
         self._recovered()
         self.status.synced = True
         self.synced.set()
         self.settled.set()
 
-    def _page_query(self, token: str) -> dict[str, str]:
-        query = {"limit": str(self._rules.page_objects)}
-        return query | ({"continue": token} if token else {})
+    async def _page(self, token: str) -> Page:
+        query = {"limit": str(self._rules.page_objects)} | ({"continue": token} if token else {})
+        raw = await self._access.read(self._call("list", query))
+        self._heard()
+        try:
+            return _read_page(raw)
+        except msgspec.DecodeError as error:
+            raise Malformed(f"list {self.status.what}: the answer is not a list of objects") from error
 
     # --- watch ------------------------------------------------------------------------------------
     async def _watch(self) -> bool:
@@ -196,49 +202,41 @@ class Reflector(Generic[V]):
 
     def _event(self, line: bytes) -> None:
         try:
-            event = orjson.loads(line)
-            kind, obj = event["type"], event["object"]
-            if kind == "ERROR":
-                raise self._told(obj)
-            revision = obj["metadata"]["resourceVersion"]
-        except (ValueError, LookupError, TypeError) as error:
+            event = _read_event(line)
+            if event.type == "ERROR":
+                raise self._told(_read_failure(event.object))
+            meta = _read_named(event.object).metadata
+        except msgspec.DecodeError as error:
             self._revision = None  # what was in it is lost: only a list can tell
             raise Malformed(f"watch {self.status.what}: an event that cannot be read") from error
-        if kind == "DELETED":
-            self._forget(obj)
-        elif kind in ("ADDED", "MODIFIED"):
-            self._take(obj, self._sink.put)
-        self._revision = revision
+        if event.type == "DELETED":
+            self._sink.remove(meta.name)
+        elif event.type in ("ADDED", "MODIFIED"):
+            self._take(event.object, self._sink.put)
+        self._revision = meta.revision
 
-    def _told(self, status: dict[str, Any]) -> KubeError:
+    def _told(self, status: Failure) -> KubeError:
         """The failure that an ERROR event carries."""
-        code, message = status.get("code"), str(status.get("message") or "")
         selection = self._selection
         return failure(
-            code if isinstance(code, int) else 500,
-            message,
+            status.code or 500,
+            status.message or "",
             verb="watch",
             resource=selection.resource.qualified,
             namespace=selection.namespace,
         )
 
-    # --- objects ----------------------------------------------------------------------------------
-    def _take(self, obj: dict[str, Any], put: Callable[[str, V], None]) -> None:
-        """Views are made to never fail; if one does, that object is left out and counted."""
+    def _take(self, obj: msgspec.Raw, put: Callable[[str, V], None]) -> None:
+        """An object that cannot be understood is left out and counted."""
         try:
-            name, value = obj["metadata"]["name"], self._view(obj)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name, value = _read_named(obj).metadata.name, self._view(obj)
+            if not name:
+                raise ValueError("no name")
+        except (msgspec.DecodeError, ValueError) as error:
             self.status.unreadable += 1
-            _log.warning(
-                "%s: an object that cannot be understood: %s", self.status.what, type(error).__name__
-            )
+            _log.warning("%s: an object that cannot be understood: %s", self.status.what, error)
             return
         put(name, value)
-
-    def _forget(self, obj: dict[str, Any]) -> None:
-        name = obj["metadata"].get("name")
-        if isinstance(name, str):
-            self._sink.remove(name)
 
     def _call(self, verb: str, query: dict[str, str]) -> Call:
         selection = self._selection
@@ -252,8 +250,3 @@ class Reflector(Generic[V]):
         if self.status.error is not None:
             self.status.error = None
             _log.info("%s: the API server answers again", self.status.what)
-
-
-def _items(page: dict[str, Any]) -> list[dict[str, Any]]:
-    items = page.get("items")
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

@@ -1,21 +1,32 @@
-"""The few fields we keep of an object. Pure; a view never fails, whatever the object holds.
+"""The few values we keep of an object, from its JSON. Pure. An object with a field of a wrong type raises
+`msgspec.ValidationError`; no other content makes a view fail.
 
 Texts that repeat in thousands of objects (label names and values) are interned: one copy of each.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from sidecar.endpoint import MAX_PORT, EndpointError, canonical_host
+from sidecar.pool_watch.objects import InferencePool, InferencePoolSpec, Pod, PodStatus
 
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"  # annotation of a pod: the ranks' ports that serve now
 MAX_TARGET_PORTS: Final = 8
 _ENDED: Final = ("Succeeded", "Failed")
+_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_UNICAST_IPV4: Final = re.compile(
+    rf"(?:22[0-3]|2[01][0-9]|1[0-9][0-9]|[1-9][0-9]?)\.{_OCTET}\.{_OCTET}\.{_OCTET}"
+)
+_read_pod = msgspec.json.Decoder(Pod).decode
+_read_pool = msgspec.json.Decoder(InferencePool).decode
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -52,77 +63,60 @@ class InvalidPool:
     reason: str
 
 
-def view_pod(pod: Mapping[str, Any]) -> PodView:
-    meta, status = _map(pod.get("metadata")), _map(pod.get("status"))
+def view_pod(raw: msgspec.Raw | bytes) -> PodView:
+    pod = _read_pod(raw)
+    meta, status = pod.metadata, pod.status or PodStatus()
+    annotations = meta.annotations or {}
     return PodView(
-        uid=str(meta.get("uid") or ""),
-        created=sys.intern(str(meta.get("creationTimestamp") or "")),
-        ip="" if status.get("phase") in _ENDED else _address(status.get("podIP")),
-        ready=_is_ready(status.get("conditions")),
-        deleting=bool(meta.get("deletionTimestamp")),
-        labels=_labels(meta.get("labels")),
-        active_ports=_ports(_map(meta.get("annotations")).get(ACTIVE_PORTS)),
+        uid=meta.uid or "",
+        created=sys.intern(meta.created or ""),
+        ip="" if status.phase in _ENDED else _address(status.ip),
+        ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
+        deleting=bool(meta.deleted),
+        labels=_labels(meta.labels),
+        active_ports=_ports(annotations.get(ACTIVE_PORTS)),
     )
 
 
-def view_pool(pool: Mapping[str, Any]) -> PoolSpec | InvalidPool:
-    spec = _map(pool.get("spec"))
-    selector = _labels(_map(spec.get("selector")).get("matchLabels"))
+def view_pool(raw: msgspec.Raw | bytes) -> PoolSpec | InvalidPool:
+    spec = _read_pool(raw).spec or InferencePoolSpec()
+    selector = _labels(spec.selector.labels if spec.selector else None)
     if not selector:
         return InvalidPool("spec.selector.matchLabels is empty: it would select every pod of the namespace")
-    entries = spec.get("targetPorts")
-    ports = [_map(entry).get("number") for entry in entries] if isinstance(entries, list) else []
-    return pool_spec(selector, ports)
+    return pool_spec(selector, [port.number for port in spec.ports or ()])
 
 
-def pool_spec(selector: Mapping[str, str], ports: list[Any]) -> PoolSpec | InvalidPool:
-    """The rules that a server checks with CEL: 1 to 8 ports, no two alike."""
+def pool_spec(selector: Mapping[str, str], ports: Sequence[int]) -> PoolSpec | InvalidPool:
+    """The rules that a server checks with schema and CEL: 1 to 8 ports, no two alike."""
     if not 1 <= len(ports) <= MAX_TARGET_PORTS:
         return InvalidPool(f"spec.targetPorts has {len(ports)} entries; 1 to {MAX_TARGET_PORTS} are allowed")
-    numbers = tuple(port for port in ports if _is_port(port))
-    if len(numbers) != len(ports):
+    if not all(1 <= port <= MAX_PORT for port in ports):
         return InvalidPool(f"spec.targetPorts: a number is not in 1..{MAX_PORT}")
-    if len(set(numbers)) != len(numbers):
+    if len(set(ports)) != len(ports):
         return InvalidPool("spec.targetPorts: a number is there twice")
-    return PoolSpec(selector, numbers)
+    return PoolSpec(selector, tuple(ports))
 
 
-def _is_ready(conditions: Any) -> bool:
-    if not isinstance(conditions, list):
-        return False
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in map(_map, conditions))
+def _labels(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+    if not labels:
+        return _NO_LABELS
+    return MappingProxyType({sys.intern(name): sys.intern(value) for name, value in labels.items()})
 
 
-def _labels(labels: Any) -> Mapping[str, str]:
-    """Only texts; a label that is something else cannot come from a real server."""
-    found = {
-        sys.intern(name): sys.intern(value)
-        for name, value in _map(labels).items()
-        if isinstance(name, str) and isinstance(value, str)
-    }
-    return MappingProxyType(found) if found else _NO_LABELS
-
-
-def _address(ip: Any) -> str:
+def _address(ip: str | None) -> str:
+    if ip and _UNICAST_IPV4.fullmatch(ip):
+        return ip  # its only spelling; 5,000 pods a list make the general way worth avoiding
     try:
-        return canonical_host(ip) if isinstance(ip, str) and ip else ""
+        return canonical_host(ip) if ip else ""
     except EndpointError:
         return ""
 
 
-def _ports(text: Any) -> frozenset[int] | None:
+def _ports(text: str | None) -> frozenset[int] | None:
     """`8000,8002`; anything that is not a list of ports is as good as absent."""
-    if not isinstance(text, str) or not text.strip():
+    if not text:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 5 for part in parts):
         return None
     return frozenset(int(part) for part in parts)
-
-
-def _is_port(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_PORT
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

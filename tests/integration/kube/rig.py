@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -92,7 +93,7 @@ class Rig:
         self.reflector = Reflector(
             access,
             Selection(PODS, NAMESPACE, labels="app=llama"),
-            lambda obj: obj["metadata"]["resourceVersion"],
+            lambda raw: json.loads(bytes(raw))["metadata"]["resourceVersion"],
             self.told,
             rules=rules,
             rng=random.Random(0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ async def test_in_cluster_files_are_used(pod: Pod) -> None:
     access = KubeAccess(pod.environment)
     await access.open()
     add_pod(pod.kube, "a")
-    answer = await access.read_json(LIST)
+    answer = json.loads(await access.read(LIST))
     assert [item["metadata"]["name"] for item in answer["items"]] == ["a"]
     assert access.namespace == "llm"
     assert pod.kube.requests[-1].user == ADMIN
@@ -104,11 +105,11 @@ async def test_an_authority_that_changes_is_read_again(pod: Pod, tmp_path: Path)
     late = KubeAccess(pod.environment)
     await late.open()
     with pytest.raises(Unreachable):
-        await late.read_json(LIST)
+        await late.read(LIST)
     (tmp_path / "ca.crt").write_bytes(good)
     with pytest.raises(Unreachable):
-        await late.read_json(LIST)  # still the old one; it is read again now
-    assert (await late.read_json(LIST))["items"] == []
+        await late.read(LIST)  # still the old one; it is read again now
+    assert json.loads(await late.read(LIST))["items"] == []
     await late.close()
     await access.close()
 
@@ -116,11 +117,11 @@ async def test_an_authority_that_changes_is_read_again(pod: Pod, tmp_path: Path)
 async def test_kubeconfig_and_its_namespace_of_default(kube: KubeServer, tmp_path: Path) -> None:
     kube.authority.tokens["secret-token"] = ADMIN
     async with open_access(kube, tmp_path, token="secret-token") as access:
-        assert (await access.read_json(LIST))["kind"] == "PodList"
+        assert json.loads(await access.read(LIST))["kind"] == "PodList"
         assert access.namespace == "default"
     async with open_access(kube, tmp_path, token="wrong") as access:
         with pytest.raises(Unauthorised) as caught:
-            await access.read_json(LIST)
+            await access.read(LIST)
     assert "wrong" not in str(caught.value)
 
 
@@ -128,7 +129,7 @@ async def test_somebody_without_a_role_is_told_by_name(kube: KubeServer, tmp_pat
     kube.authority.tokens["t"] = "jane"
     async with open_access(kube, tmp_path, token="t") as access:
         with pytest.raises(Denied, match="user jane may not list pods in namespace default"):
-            await access.read_json(LIST)
+            await access.read(LIST)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +155,9 @@ async def test_nobody_there(kube: KubeServer, tmp_path: Path) -> None:
         lost = KubeAccess(Environment({"KUBECONFIG": str(path)}))
         await lost.open()
         with pytest.raises(Unreachable, match="list pods"):
-            await lost.read_json(LIST)
+            await lost.read(LIST)
         await lost.close()
-        assert (await access.read_json(LIST))["items"] == []
+        assert json.loads(await access.read(LIST))["items"] == []
 
 
 async def test_nothing_of_a_token_is_in_what_the_reflector_says(kube: KubeServer, tmp_path: Path) -> None:
