@@ -59,6 +59,8 @@ def failure(
         sentence = (
             f"{_who(message)} may not {verb} {resource} {where}: grant it by a Role and a RoleBinding there"
         )
+    elif code == 404 and verb in ("list", "watch"):
+        sentence = f"{verb} {resource} {where}: the server does not serve this kind (is its CRD installed?)"
     else:
         sentence = f"{verb} {resource} {where}: {code} {message[:200]}"
     return _BY_CODE.get(code, ApiFailure)(sentence, code, retry_after_s=retry_after_s)

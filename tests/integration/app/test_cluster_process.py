@@ -6,15 +6,26 @@ The API server is our double; kubectl, engines, gRPC and the bytes that move are
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.app.test_picker_process import Picker, picker_process, pull, until, until_usable
+from tests.integration.app.test_picker_process import (
+    CONFIG,
+    ROOT,
+    Picker,
+    picker_process,
+    pull,
+    until,
+    until_usable,
+)
 from tests.integration.engine.rig import BLOCK, BOUND_S, EngineClient, StartEngine, prompt_ids
 from tests.integration.kube.rig import add_pod, delete_pod
+from tests.integration.kube.test_page import RBAC
 from tests.kube import kinds
 from tests.kube.kubectl import Kubectl
 from tests.kube.rbac import ADMIN
@@ -29,22 +40,6 @@ spec:
   selector: {matchLabels: {app: llama}}
   targetPorts: [{number: 8000}]
   endpointPickerRef: {name: epp, port: {number: 9002}, failureMode: FailOpen}
-"""
-RBAC = """
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: kvpull-epp}
-rules:
-- {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
-- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}
-- {apiGroups: [""], resources: [configmaps], resourceNames: [pulls], verbs: [get, list, watch]}
-- {apiGroups: [""], resources: [events], verbs: [create]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: kvpull-epp}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvpull-epp}
-subjects: [{kind: ServiceAccount, name: kvpull-epp, namespace: default}]
 """
 FLAGS = ("--pool-name", "llama", "--pool-namespace", "default", "--thresholds-configmap", "pulls")
 
@@ -134,9 +129,30 @@ async def test_pool_thresholds_and_pods_from_the_api_server(
         picker.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(BOUND_S):
             assert await picker.process.wait() == 0
-    refused = [
-        seen
-        for seen in kube.requests
-        if seen.user.endswith("kvpull-epp") and seen.verb not in ("list", "watch", "create")
-    ]
-    assert refused == []
+    asked = {(s.verb, s.plural) for s in kube.requests if s.user.endswith(":kvpull-epp")}
+    readable = {
+        (verb, plural) for verb in ("list", "watch") for plural in ("pods", "inferencepools", "configmaps")
+    }
+    assert asked == readable | {("create", "events")}  # the page grants exactly what is used
+
+
+async def test_no_api_server_is_a_sentence_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "epp",
+            "--config-file",
+            str(tmp_path / "config.yaml"),
+            "--pool-name",
+            "llama",
+        ),
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(BOUND_S):
+        _, told = await process.communicate()
+    assert process.returncode == 2
+    assert b"this is not a pod with a ServiceAccount token, and KUBECONFIG is not set" in told

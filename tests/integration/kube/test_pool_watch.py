@@ -144,7 +144,6 @@ async def test_an_invalid_change_keeps_the_last_good_pool(kube: KubeServer, watc
     async with watching() as watched:
         await watched.until("a/0")
         update_pool(kube, pool(8000, 8000))
-        update_pool(kube, pool(8000, 8000, 8000))
         add_pod(kube, "b", "10.0.0.2")
         await watched.until("a/0", "b/0")
         update_pool(kube, pool(8000, 8001))
@@ -203,3 +202,20 @@ async def test_churn_over_the_wire_leaves_nothing(kube: KubeServer, watching: Wa
             sum(line.startswith("put") for line in watched.log)
             == sum(line.startswith("remove") for line in watched.log) + 1
         )
+
+
+async def test_a_cluster_without_the_crd_is_told_and_waited_for(kube: KubeServer, watching: Watching) -> None:
+    """S-G03: the kind comes with an installation that may be late."""
+    key, name = kinds.CRDS.key, "inferencepools.inference.networking.k8s.io"
+    crd = kube.store.get(key, "", name)
+    kube.store.delete(key, "", name)
+    add_pod(kube, "a", "10.0.0.1")
+    async with watching() as watched:
+        await kube.notice.until(lambda: kube.count("list", "inferencepools") == 3)
+        assert watched.watch.problem == (
+            "list inferencepools.inference.networking.k8s.io in namespace default: the server does not serve "
+            "this kind (is its CRD installed?)"
+        )
+        kube.store.create(key, "", {"metadata": {"name": name}, "spec": crd["spec"]})
+        kube.store.create(kinds.INFERENCE_POOLS, "default", pool(8000))
+        await watched.until("a/0")
