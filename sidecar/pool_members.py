@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from types import TracebackType
-from typing import Final, Protocol, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -35,81 +37,68 @@ class PoolObserver(Protocol):
     def pool_members(self, count: int) -> None: ...
 
 
-class PoolSettings(Protocol):
-    """What of the configuration matters here."""
+@dataclass(frozen=True, slots=True)
+class PoolReference:
+    """Which pool: `namespace/name`, or a name in the pod's own namespace."""
 
-    @property
-    def pool_group(self) -> str: ...
-
-    @property
-    def p2p_base_port(self) -> int: ...
+    name: str
+    group: str
+    p2p_base_port: int
 
 
-class PoolMembers:
-    """Feeds an allow-list for as long as the context is open.
+@asynccontextmanager
+async def watch_members(
+    pool: PoolReference,
+    allow_list: AllowList,
+    observer: PoolObserver,
+    *,
+    environment: Environment | None = None,
+    first_list_s: float = FIRST_LIST_S,
+) -> AsyncIterator[None]:
+    """Feed an allow-list for as long as the context is open.
 
-    Raises on entering:
-        AccessError: there is no API server to be reached from here.
+    Raises:
+        AccessError: on entering: there is no API server to be reached from here.
     """
+    access = KubeAccess(environment or Environment.of_process())
+    await access.open()
+    watch = _watch(access, pool, allow_list, observer)
+    observer.registry.register(WatchCollector(lambda: watch.statuses, time.monotonic))
+    task = asyncio.create_task(watch.run())
+    task.add_done_callback(_log_fault)
+    try:
+        await _first_list(watch, first_list_s)
+        _log.info("the pool has %d endpoints", len(allow_list))
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await access.close()
 
-    def __init__(
-        self,
-        pool: str,
-        allow_list: AllowList,
-        observer: PoolObserver,
-        settings: PoolSettings,
-        *,
-        environment: Environment | None = None,
-        first_list_s: float = FIRST_LIST_S,
-    ) -> None:
-        """`pool`: `namespace/name`, or a name in the pod's own namespace."""
-        self._allow_list = allow_list
-        self._observer = observer
-        self._first_list_s = first_list_s
-        self._access = KubeAccess(environment or Environment.of_process())
-        namespace, _, name = pool.rpartition("/")
-        self._watch = PoolWatch(
-            self._access,
-            PoolView(self._put, self._remove, p2p_base_port=settings.p2p_base_port),
-            namespace=namespace or self._access.namespace,
-            name=name,
-            group=settings.pool_group,
-        )
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        await self._access.open()
-        self._observer.registry.register(WatchCollector(lambda: self._watch.statuses, time.monotonic))
-        self._task = asyncio.create_task(self._watch.run())
-        self._task.add_done_callback(_log_fault)
-        loading = asyncio.create_task(self._watch.loaded.wait())
-        try:
-            await asyncio.wait(
-                [loading, self._task], timeout=self._first_list_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            loading.cancel()
-        if self._watch.loaded.is_set():
-            _log.info("the pool has %d endpoints", len(self._allow_list))
-        else:
-            _log.warning("no routing header is followed yet: %s", self._watch.problem or "no answer yet")
-        return self
+def _watch(
+    access: KubeAccess, pool: PoolReference, allow_list: AllowList, observer: PoolObserver
+) -> PoolWatch:
+    def put(member: Member) -> None:
+        allow_list.put(member.row)
+        observer.pool_members(len(allow_list))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._access.close()
+    def remove(endpoint: EndpointId) -> None:
+        allow_list.remove(endpoint)
+        observer.pool_members(len(allow_list))
 
-    def _put(self, member: Member) -> None:
-        self._allow_list.put(member.row)
-        self._observer.pool_members(len(self._allow_list))
+    namespace, _, name = pool.name.rpartition("/")
+    view = PoolView(put, remove, p2p_base_port=pool.p2p_base_port)
+    namespace = namespace or access.namespace
+    return PoolWatch(access, view, namespace=namespace, name=name, group=pool.group)
 
-    def _remove(self, endpoint: EndpointId) -> None:
-        self._allow_list.remove(endpoint)
-        self._observer.pool_members(len(self._allow_list))
+
+async def _first_list(watch: PoolWatch, bound_s: float) -> None:
+    try:
+        async with asyncio.timeout(bound_s):
+            await watch.loaded.wait()
+    except TimeoutError:
+        _log.warning("no routing header is followed yet: %s", watch.problem or "no answer yet")
 
 
 def _log_fault(task: asyncio.Task[None]) -> None:

@@ -43,6 +43,7 @@ _read_failure = msgspec.json.Decoder(Failure).decode
 
 _MAX_EVENT_BYTES: Final = 8 << 20  # an object has at most 1.5 MiB in the server's store
 _MAX_RESTARTS: Final = 3  # of one list, by expired page tokens
+_MAX_TOLD: Final = 5  # unreadable objects that are logged; the others are counted
 _INSTANT_S: Final = 1.0  # a stream shorter than this and without an event is a failure
 _HEALTHY_S: Final = 60.0  # after so long the back-off starts anew
 
@@ -234,7 +235,8 @@ class Reflector(Generic[V]):
                 raise ValueError("no name")
         except (msgspec.DecodeError, ValueError) as error:
             self.status.unreadable += 1
-            _log.warning("%s: an object that cannot be understood: %s", self.status.what, error)
+            if self.status.unreadable <= _MAX_TOLD:
+                _log.warning("%s: an object that cannot be understood: %s", self.status.what, error)
             return
         put(name, value)
 

@@ -15,7 +15,7 @@ class Rule:
 
     verb: str
     plural: str
-    fault: ApiFault | None = None
+    fault: ApiFault | ConnectionResetError | None = None
     left: int | None = None  # None: until `stop`
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     hits: int = 0
@@ -62,8 +62,14 @@ class Faults:
         self._rules.append(rule)
         return rule
 
+    def drop(self, *, verb: str = "*", plural: str = "*", times: int | None = None) -> Rule:
+        """Matching requests lose their connection in the middle of the answer."""
+        rule = Rule(verb, plural, ConnectionResetError(), times)
+        self._rules.append(rule)
+        return rule
+
     async def meet(self, verb: str, plural: str) -> None:
-        """Raises ApiFault, waits, or neither."""
+        """Raises ApiFault or ConnectionResetError, waits, or neither."""
         for rule in self._rules:
             if rule.matches(verb, plural):
                 rule.hits += 1

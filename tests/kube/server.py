@@ -99,6 +99,11 @@ class KubeServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         try:
             return await self._answer(request)
+        except ConnectionResetError:
+            if request.transport is not None:
+                request.transport.write(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"items":[')
+                request.transport.close()
+            return web.Response()  # into the void
         except ApiFault as fault:
             headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after else {}
             return _json(fault.body(), status=fault.code, headers=headers)

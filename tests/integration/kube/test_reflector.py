@@ -195,6 +195,16 @@ async def test_a_connection_that_breaks_loses_nothing(kube: KubeServer, tmp_path
         assert kube.count("list", "pods") == 1
 
 
+async def test_a_list_that_breaks_is_asked_for_again(kube: KubeServer, tmp_path: Path) -> None:
+    for name in "abc":
+        add_pod(kube, name)
+    kube.faults.drop(verb="list", times=1)
+    async with reflecting(kube, tmp_path, rules=PAGES_OF_2) as rig:
+        await kube.until_watched("pods")
+        assert rig.told.log == [("replace", "a,b,c")]
+        assert rig.status.failures == 1
+
+
 async def test_a_stream_that_ends_at_once_is_a_failure(kube: KubeServer, tmp_path: Path) -> None:
     async with reflecting(kube, tmp_path) as rig:
         for times in (1, 2, 3):

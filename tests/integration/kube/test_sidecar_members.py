@@ -13,9 +13,10 @@ from sidecar import wire
 from sidecar.allowlist import AllowList
 from sidecar.config import parse_config
 from sidecar.endpoint import HostPort
-from sidecar.pool_members import PoolMembers
+from sidecar.pool_members import PoolReference, watch_members
 from sidecar.pool_watch.access import Environment
 from sidecar.pool_watch.errors import AccessError
+from sidecar.pool_watch.resources import POOL_GROUP
 from sidecar.server import Sidecar
 from sidecar.telemetry import Telemetry
 from tests.integration.kube.rig import add_pod, delete_pod
@@ -78,21 +79,23 @@ async def test_members_of_the_pool_are_followed_until_they_are_gone(
         assert age is not None
 
 
+LLAMA = PoolReference("llama", POOL_GROUP, 7777)
+
+
 async def test_without_a_first_list_it_serves_and_follows_nobody(kube: KubeServer, tmp_path: Path) -> None:
-    kube.faults.fail(503)
+    rule = kube.faults.hold(verb="list")
     allow_list, telemetry = AllowList(), Telemetry()
+    kube.store.create(kinds.INFERENCE_POOLS, "default", pool(8000))
+    add_pod(kube, "peer", "10.0.0.7")
     environment = Environment({"KUBECONFIG": str(kube.write_kubeconfig(tmp_path / "config"))})
-    config = parse_config(["--inference-pool", "llama", "--pod-ip", "10.0.0.1"], {})
-    members = PoolMembers("llama", allow_list, telemetry, config, environment=environment, first_list_s=0.0)
-    async with members:
-        assert len(allow_list) == 0
+    async with watch_members(LLAMA, allow_list, telemetry, environment=environment, first_list_s=0.0):
         assert allow_list.enforced
         assert allow_list.find(HostPort.parse("10.0.0.7:8000")) is None
+        rule.stop()
+        await until(lambda: allow_list.find(HostPort.parse("10.0.0.7:8000")) is not None)
 
 
 async def test_no_api_server_to_be_reached_is_said_at_start(tmp_path: Path) -> None:
-    config = parse_config(["--inference-pool", "llama"], {})
-    members = PoolMembers("llama", AllowList(), Telemetry(), config, environment=Environment({}, tmp_path))
     with pytest.raises(AccessError, match="KUBECONFIG is not set"):
-        async with members:
+        async with watch_members(LLAMA, AllowList(), Telemetry(), environment=Environment({}, tmp_path)):
             pass
