@@ -164,11 +164,18 @@ class PoolView:
 
 
 class PoolObject:
-    """Sink of the InferencePool object itself: hands on every usable spec, None when it is gone."""
+    """Sink of the InferencePool object itself: hands on every usable spec, None when there is none."""
 
-    def __init__(self, name: str, on_spec: Callable[[PoolSpec | None], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_spec: Callable[[PoolSpec | None], None],
+        on_problem: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        """`on_problem` hears of every new reason against using the pool as it is now."""
         self._name = name
         self._on_spec = on_spec
+        self._on_problem = on_problem
         self.problem: str | None = None  # why there is no spec, or not the newest one
 
     def replace(self, pools: dict[str, PoolSpec | InvalidPool]) -> None:
@@ -182,12 +189,17 @@ class PoolObject:
         if name != self._name:
             return
         if isinstance(pool, InvalidPool):
-            self.problem = f"InferencePool {name}: {pool.reason}"
+            self._note(f"InferencePool {name}: {pool.reason}")
             return
         self.problem = None
         self._on_spec(pool)
 
     def remove(self, name: str) -> None:
         if name == self._name:
-            self.problem = f"InferencePool {name} does not exist"
+            self._note(f"InferencePool {name} does not exist")
             self._on_spec(None)
+
+    def _note(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_problem(problem)

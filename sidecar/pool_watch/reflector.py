@@ -44,7 +44,7 @@ _read_failure = msgspec.json.Decoder(Failure).decode
 _MAX_EVENT_BYTES: Final = 8 << 20  # an object has at most 1.5 MiB in the server's store
 _MAX_RESTARTS: Final = 3  # of one list, by expired page tokens
 _MAX_TOLD: Final = 5  # unreadable objects that are logged; the others are counted
-_INSTANT_S: Final = 1.0  # a stream shorter than this and without an event is a failure
+_INSTANT_S: Final = 1.0  # a stream shorter than this is a failure, whatever it told
 _HEALTHY_S: Final = 60.0  # after so long the back-off starts anew
 
 
@@ -108,11 +108,11 @@ class Reflector(Generic[V]):
             try:
                 if self._revision is None:
                     await self._list()
-                spoke = await self._watch()
+                await self._watch()
             except KubeError as error:
                 delay_s = self._failed(error, started_s)
             else:
-                if spoke or self._clock() - started_s >= _INSTANT_S:
+                if self._clock() - started_s >= _INSTANT_S:
                     self._backoff.succeeded()
                     continue
                 delay_s = self._failed(Malformed(f"watch {self.status.what}: it ended at once"), started_s)
@@ -173,8 +173,8 @@ class Reflector(Generic[V]):
             raise Malformed(f"list {self.status.what}: the answer is not a list of objects") from error
 
     # --- watch ------------------------------------------------------------------------------------
-    async def _watch(self) -> bool:
-        """Follow until the server ends the stream; whether it has said anything."""
+    async def _watch(self) -> None:
+        """Follow until the server ends the stream."""
         seconds = self._rng.randint(self._rules.shortest_watch_s, self._rules.longest_watch_s)
         query = {
             "watch": "true",
@@ -186,10 +186,10 @@ class Reflector(Generic[V]):
         call = self._call("watch", query)
         async with self._access.request(call, total_s=None, read_s=self._rules.read_deadline_s) as response:
             self._recovered()
-            return await self._follow(response)
+            await self._follow(response)
 
-    async def _follow(self, response: aiohttp.ClientResponse) -> bool:
-        spoke, rest = False, b""
+    async def _follow(self, response: aiohttp.ClientResponse) -> None:
+        rest = b""
         async for chunk in response.content.iter_any():
             self._heard()
             *lines, rest = (rest + chunk).split(b"\n")
@@ -198,8 +198,6 @@ class Reflector(Generic[V]):
             for line in lines:
                 if line.strip():
                     self._event(line)
-                    spoke = True
-        return spoke
 
     def _event(self, line: bytes) -> None:
         try:

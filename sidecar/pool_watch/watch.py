@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sidecar.pool_watch.access import KubeAccess
@@ -45,7 +46,7 @@ class PoolWatch:
         self._rng = rng or random.Random()
         self._spec: PoolSpec | None = None
         self._changed = asyncio.Event()
-        self._object = PoolObject(name, self._take_spec)
+        self._object = PoolObject(name, self._take_spec, partial(_log.warning, "%s"))
         self._pool: Reflector[PoolSpec | InvalidPool] | None = None
         self._pods: Reflector[PodView] | None = None
         self._selector = ""  # of the pods that are watched now
@@ -84,8 +85,6 @@ class PoolWatch:
                     watching = group.create_task(self._pods.run())
 
     def _take_spec(self, spec: PoolSpec | None) -> None:
-        if spec is None and self._spec is not None:
-            _log.warning("%s: no endpoints", self._object.problem)
         self._spec = spec
         if spec is None or spec.label_selector == self._selector:
             self._view.set_spec(spec)  # else: together with the first list of the new selection

@@ -107,6 +107,8 @@ class KubeServer:
         except ApiFault as fault:
             headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after else {}
             return _json(fault.body(), status=fault.code, headers=headers)
+        finally:
+            self.notice.tell()  # whatever it was, it is done
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         parts = [part for part in request.path.split("/") if part]

@@ -244,9 +244,9 @@ async def test_a_refusal_becomes_an_event(kube: KubeServer, tmp_path: Path) -> N
             events.tell(refused())
             events.tell(refused())
             table = kube.store.table(kinds.EVENTS.key)
-            await kube.notice.until(lambda: kube.count("create", "events") == 1)
+            await kube.notice.until(lambda: len(table.objects) == 1)
             events.tell(refused(2))
-            await kube.notice.until(lambda: kube.count("create", "events") == 2)
+            await kube.notice.until(lambda: len(table.objects) == 2)
         first = next(iter(table.objects.values()))
         assert first["involvedObject"]["name"] == "pulls"
         assert first["involvedObject"]["uid"] == "uid-1"

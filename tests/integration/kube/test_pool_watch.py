@@ -112,6 +112,7 @@ async def test_another_selector_takes_over_when_its_pods_are_known(
     add_pod(kube, "b", "10.0.0.2", app="new")
     async with watching() as watched:
         await watched.until("a/0")
+        await kube.until_watched("pods")
         held = kube.faults.hold(verb="list", plural="pods")
         update_pool(kube, pool(9000, app="new"))
         await held.reached()

@@ -67,6 +67,7 @@ async def test_a_time_out_of_the_server_resumes_without_a_list(kube: KubeServer,
             watch = await kube.until_watched("pods", times)
             add_pod(kube, f"b{times}")
             await rig.told.until(lambda wanted=f"b{times}": wanted in rig.told.objects)
+            rig.clock.now_s += 300
             watch.end()
             await kube.notice.until(lambda gone=watch: gone not in kube.watches)
             add_pod(kube, f"c{times}")  # while nobody watches
@@ -206,9 +207,12 @@ async def test_a_list_that_breaks_is_asked_for_again(kube: KubeServer, tmp_path:
 
 
 async def test_a_stream_that_ends_at_once_is_a_failure(kube: KubeServer, tmp_path: Path) -> None:
+    """Even if it told something: a proxy that cuts every answer must not be asked without a pause."""
     async with reflecting(kube, tmp_path) as rig:
         for times in (1, 2, 3):
-            (await kube.until_watched("pods", times)).end()
+            watch = await kube.until_watched("pods", times)
+            add_pod(kube, f"p{times}")
+            watch.end()
         await kube.until_watched("pods", 4)
         assert len(rig.pauses) == 3
         assert rig.pauses[2] > rig.pauses[0]

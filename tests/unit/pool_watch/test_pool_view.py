@@ -225,8 +225,10 @@ def _check(pool: Pool, alive: dict[str, PodView]) -> None:
 
 def test_an_invalid_pool_changes_nothing_and_is_said() -> None:
     specs: list[PoolSpec | None] = []
-    sink = PoolObject("llama", specs.append)
-    sink.replace({})
+    told: list[str] = []
+    sink = PoolObject("llama", specs.append, told.append)
+    for _ in range(3):
+        sink.replace({})
     assert sink.problem == "InferencePool llama does not exist"
     sink.put("llama", ONE_RANK)
     assert sink.problem is None
@@ -234,6 +236,11 @@ def test_an_invalid_pool_changes_nothing_and_is_said() -> None:
     assert sink.problem == "InferencePool llama: spec.targetPorts: a number is there twice"
     sink.put("other", TWO_RANKS)
     sink.remove("other")
-    assert specs == [None, ONE_RANK]
+    assert specs == [None, None, None, ONE_RANK]
     sink.remove("llama")
-    assert specs == [None, ONE_RANK, None]
+    assert specs[4:] == [None]
+    assert told == [
+        "InferencePool llama does not exist",
+        "InferencePool llama: spec.targetPorts: a number is there twice",
+        "InferencePool llama does not exist",
+    ]
