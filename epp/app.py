@@ -32,7 +32,8 @@ from epp.core.index_choice import IndexChoice, choose_index
 from epp.core.types import PullReport
 from epp.debug import build_debug_app
 from epp.director import Director
-from epp.endpoints.file_source import FileSource, endpoint_of, scrape_target_of
+from epp.discovery import EndpointCallbacks, Inputs, build_inputs
+from epp.endpoints.file_source import endpoint_of, scrape_target_of
 from epp.endpoints.metrics_parser import MetricsPage
 from epp.endpoints.scraper import MetricsScraper
 from epp.extproc.server import ExtProcServer, ServerSettings
@@ -56,9 +57,9 @@ from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
-from epp.thresholds.directory_source import DirectoryThresholds
 from epp.thresholds.in_force import ThresholdState
 from sidecar.endpoint_file import EndpointRow
+from sidecar.pool_watch.metrics import WatchCollector
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,7 @@ class _Parts:
 
     scraper: MetricsScraper
     events: KvEventsManager
-    endpoints: FileSource
     reports: ReportSubscriber
-    thresholds: DirectoryThresholds | None
 
 
 class _App:
@@ -139,7 +138,13 @@ class _App:
         self._refusals = PeerRefusals()
         self._registry = CollectorRegistry()
         self._pull_metrics = PullMetrics(self._registry)
-        self._parts = self._build_parts(config)
+        self._parts = self._build_parts()
+        self._inputs: Inputs = build_inputs(
+            arguments,
+            config,
+            EndpointCallbacks(self._upsert, self._remove),
+            self._picker.sources.set_thresholds,
+        )
         self._ledger = DecisionLedger(
             self._picker, self._pull_metrics, self._registry, _ledger_file(arguments)
         )
@@ -151,12 +156,13 @@ class _App:
             routing_key=key_files.routing_key(arguments.routing_key_file),
         )
         self._server = ExtProcServer(
-            self._director, ready=self._parts.endpoints.loaded.is_set, settings=_server_settings(arguments)
+            self._director, ready=self._inputs.ready, settings=_server_settings(arguments)
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
+        self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
@@ -166,27 +172,18 @@ class _App:
         self._registry.register(KvEventsCollector(self._picker, self._parts.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
 
-    def _build_parts(self, config: EppConfig) -> _Parts:
-        arguments = self._arguments
-        path = arguments.endpoints_file or config.discovery_path
-        if path is None:
-            raise ConfigError("no endpoints: give --endpoints-file, or file-discovery in dataLayer.discovery")
+    def _build_parts(self) -> _Parts:
         scraper = MetricsScraper(
             on_metrics=self._picker.update_metrics,
             on_page=self._on_page,
             clock=time.monotonic,
             rng=random.Random(),
-            interval_s=arguments.refresh_metrics_interval,
+            interval_s=self._arguments.refresh_metrics_interval,
         )
-        thresholds = None
-        if arguments.thresholds_dir is not None:
-            thresholds = DirectoryThresholds(arguments.thresholds_dir, self._picker.sources.set_thresholds)
         return _Parts(
             scraper=scraper,
             events=KvEventsManager(self._picker.cache, decode=self._decoder.decode),
-            endpoints=FileSource(Path(path), on_upsert=self._upsert, on_remove=self._remove),
             reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
-            thresholds=thresholds,
         )
 
     def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
@@ -218,15 +215,16 @@ class _App:
         self._pull_metrics.reports.labels(result).inc()
 
     # --- the pool changes -------------------------------------------------------------------------
-    def _upsert(self, row: EndpointRow) -> None:
+    def _upsert(self, row: EndpointRow, draining: bool = False) -> None:
         source = EventSource(row.host, row.events_port, row.replay_port or None)
-        if self._picker.upsert_endpoint(endpoint_of(row), has_replay=source.has_replay):
+        endpoint = replace(endpoint_of(row), draining=draining)
+        if self._picker.upsert_endpoint(endpoint, has_replay=source.has_replay):
             self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
             self._replicas.offer(self._picker, row.id, source.host, source.events_port)
         self._parts.events.add_endpoint(row.id, source)
         self._parts.reports.upsert(row.id, row.host)
         self._parts.scraper.upsert(scrape_target_of(row))
-        log.info("endpoint %s at %s", row.id, row.serving)
+        log.info("endpoint %s at %s%s", row.id, row.serving, " is draining" if draining else "")
 
     def _remove(self, endpoint: EndpointId) -> None:
         self._parts.scraper.remove(endpoint)
@@ -247,8 +245,7 @@ class _App:
         return {"events_port": source.events_port, "replay_port": source.replay_port}
 
     def _threshold_state(self) -> ThresholdState:
-        thresholds = self._parts.thresholds
-        return thresholds.state if thresholds is not None else ThresholdState()
+        return self._inputs.thresholds.state
 
     def _open_streams(self) -> dict[str, int]:
         stats = self._server.stats
@@ -259,6 +256,7 @@ class _App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._server.request_stop)
+        await self._inputs.open()
         web_runner = await self._start_debug()
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
@@ -270,6 +268,7 @@ class _App:
             await asyncio.gather(*background, return_exceptions=True)
             expiry.cancel()
             await self._ledger.aclose()
+            await self._inputs.close()
             await web_runner.cleanup()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
@@ -280,20 +279,16 @@ class _App:
         running: list[Awaitable[None]] = [
             parts.scraper.run(),
             parts.events.run(),
-            parts.endpoints.run(),
+            self._inputs.run(),
             parts.reports.run(),
             self._ledger.run(),
         ]
-        if parts.thresholds is not None:
-            running.append(parts.thresholds.run())
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
         return running
 
     async def _serve_with(self, background: list[asyncio.Task[None]]) -> None:
         """Serve until asked to stop; a component that ends early is a fault and ends the picker."""
-        if self._parts.thresholds is not None:
-            await self._parts.thresholds.refresh()
         await self._server.start()
         serving = asyncio.create_task(self._server.serve())
         reporting = asyncio.create_task(self._report_ready())
@@ -332,7 +327,7 @@ class _App:
         return runner
 
     async def _report_ready(self) -> None:
-        await self._parts.endpoints.loaded.wait()
+        await self._inputs.wait_ready()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
             given = self._replicas.server

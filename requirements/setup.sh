@@ -18,7 +18,7 @@ free_kb=$(df -Pk . | awk 'NR==2 {print $4}')
 [ "$free_kb" -gt 2000000 ] || fail "2 GB of free disk are needed here, $((free_kb / 1024)) MB are left"
 
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-for lock in runtime nixl dev; do
+for lock in runtime nixl kube dev; do
     echo "setup: installing requirements/$lock.lock"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
         -r "requirements/$lock.lock" 2>"$VENV/pip.log" ||

@@ -12,6 +12,7 @@ import sys
 
 from sidecar.config import ConfigError, SidecarConfig, parse_config
 from sidecar.endpoint_file import EndpointFileError
+from sidecar.pool_watch.errors import AccessError
 from sidecar.server import Sidecar
 
 _log = logging.getLogger("sidecar")
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
-    except (EndpointFileError, OSError) as error:
+    except (EndpointFileError, AccessError, OSError) as error:
         _log.error("cannot start: %s", error)
         return 2
 

@@ -1,8 +1,9 @@
-"""The pool's members from the static endpoint file, kept fresh: the sidecar's allow-list.
+"""The pool's members, kept fresh: the sidecar's allow-list, and its input from the static endpoint file.
 
-An address is allowed only with its port: another port of a pool member is not a member. The file is
-looked at once a second (its identity, size and time; a ConfigMap's link swap changes them), read in
-a thread, and taken whole or not at all: after a bad write the last good rows stay.
+An address is allowed only with its port: another port of a pool member is not a member. The input in a
+cluster is `pool_members`. The file is looked at once a second (its identity, size and time; a ConfigMap's
+link swap changes them), read in a thread, and taken whole or not at all: after a bad write the last good
+rows stay.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from engine_plugin.identity import EndpointId
 from sidecar.endpoint import EndpointError, HostPort, canonical_host
 from sidecar.endpoint_file import EndpointFileError, EndpointRow, load_endpoint_file
 
@@ -42,8 +45,9 @@ class AllowList:
 
     def __init__(self, rows: Iterable[EndpointRow] = (), *, enforced: bool = True) -> None:
         self._enforced = enforced
+        self._by_id: dict[EndpointId, EndpointRow] = {}
         self._by_address: dict[HostPort, EndpointRow] = {}
-        self._hosts: frozenset[str] = frozenset()
+        self._hosts: Counter[str] = Counter()
         self.replace(rows)
 
     @property
@@ -56,8 +60,26 @@ class AllowList:
 
     def replace(self, rows: Iterable[EndpointRow]) -> None:
         """Take new rows; readers see the old or the new ones, never a mixture."""
-        by_address = {row.serving: row for row in rows}
-        self._by_address, self._hosts = by_address, frozenset(address.host for address in by_address)
+        by_id = {row.id: row for row in rows}
+        self._by_id, self._by_address = by_id, {row.serving: row for row in by_id.values()}
+        self._hosts = Counter(row.host for row in by_id.values())
+
+    def put(self, row: EndpointRow) -> None:
+        """Add one member, or take its newer row."""
+        self.remove(row.id)
+        self._by_id[row.id] = self._by_address[row.serving] = row
+        self._hosts[row.host] += 1
+
+    def remove(self, endpoint: EndpointId) -> None:
+        """Forget one member; an address that has passed to another stays the other's."""
+        row = self._by_id.pop(endpoint, None)
+        if row is None:
+            return
+        if self._by_address.get(row.serving) is row:
+            del self._by_address[row.serving]
+        self._hosts[row.host] -= 1
+        if not self._hosts[row.host]:
+            del self._hosts[row.host]
 
     def find(self, address: HostPort) -> EndpointRow | None:
         """The member that serves at exactly this address and port."""

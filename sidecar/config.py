@@ -16,18 +16,18 @@ from typing import Final, NoReturn
 from engine_plugin import wire as engine_wire
 from sidecar.endpoint import MAX_PORT, EndpointError, canonical_host
 from sidecar.plan import Connector
+from sidecar.pool_watch.resources import POOL_GROUP
 from sidecar.routing_auth import load_routing_key
 
 _MAX_RANKS: Final = 64
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_POOL: Final = re.compile(r"([a-z0-9-]{1,63}/)?[a-z0-9.-]{1,253}")
 ANY_HOST: Final = ("0.0.0.0", "::")  # listen on every address
 # flags of the reference that would change behaviour in a way this sidecar does not implement
 _UNSUPPORTED: Final = {
     "ec-connector": "encoder disaggregation",
     "decode-chunk-size": "chunked decode",
-    "inference-pool": "the InferencePool watch (use --endpoints-file)",
-    "pool-group": "the InferencePool watch (use --endpoints-file)",
     "cert-path": "TLS",
     "enable-tls": "TLS",
     "tls-insecure-skip-verify": "TLS",
@@ -57,6 +57,8 @@ class SidecarConfig:
     p2p_base_port: int
     enforce_allow_list: bool
     endpoints_file: Path | None
+    inference_pool: str | None  # `namespace/name`, or `name` in the own namespace
+    pool_group: str
     routing_key: bytes | None  # None: routing headers are not signed
     sample_prefiller: bool
     prefill_max_retries: int
@@ -123,6 +125,9 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--p2p-connector-port", type=_port, default=p2p_port, help="P2P port of rank 0")
     _flag(parser, "--enable-ssrf-protection", True, "talk to members of the pool only")
     add("--endpoints-file", type=Path, default=None, help="static endpoint file: the allow-list")
+    pool = env.get("INFERENCE_POOL")
+    add("--inference-pool", default=pool, help="namespace/name of the pool: the allow-list in a cluster")
+    add("--pool-group", default=POOL_GROUP, help="API group of the InferencePool")
     add("--routing-key-file", type=Path, default=None, help="key of x-kvpull-routing-auth")
     _flag(parser, "--enable-prefiller-sampling", False, "start anywhere in a prefiller list")
     add("--prefill-max-retries", type=_count0, default=0, help="more attempts of a failed prefill leg")
@@ -170,6 +175,8 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         p2p_base_port=args.p2p_connector_port,
         enforce_allow_list=args.enable_ssrf_protection,
         endpoints_file=args.endpoints_file,
+        inference_pool=args.inference_pool or None,
+        pool_group=args.pool_group,
         routing_key=key,
         sample_prefiller=args.enable_prefiller_sampling,
         prefill_max_retries=args.prefill_max_retries,
@@ -193,11 +200,7 @@ def _check(config: SidecarConfig) -> None:
         raise ConfigError(
             "--enable-p2p-pull is for --kv-connector nixlv2; the offloading connector always can pull"
         )
-    if config.enforce_allow_list and config.endpoints_file is None:
-        raise ConfigError(
-            "--enable-ssrf-protection needs the pool's members: give --endpoints-file, or "
-            "--enable-ssrf-protection=false to follow any routing header"
-        )
+    _check_members(config)
     if config.ranks > _MAX_RANKS:
         raise ConfigError(f"--data-parallel-size: {config.ranks} ranks, at most {_MAX_RANKS} a pod")
     if config.only_rank is not None and not 0 <= config.only_rank < config.ranks:
@@ -215,6 +218,19 @@ def _check(config: SidecarConfig) -> None:
             "unless --listen-host is one address"
         )
     _check_no_loop(config)
+
+
+def _check_members(config: SidecarConfig) -> None:
+    """The allow-list has one input, or is not asked for."""
+    if config.endpoints_file is not None and config.inference_pool is not None:
+        raise ConfigError("--endpoints-file and --inference-pool exclude each other: give one of them")
+    if config.inference_pool is not None and not _POOL.fullmatch(config.inference_pool):
+        raise ConfigError("--inference-pool: expected namespace/name, or a name")
+    if config.enforce_allow_list and config.endpoints_file is None and config.inference_pool is None:
+        raise ConfigError(
+            "--enable-ssrf-protection needs the pool's members: give --inference-pool, "
+            "--endpoints-file, or --enable-ssrf-protection=false to follow any routing header"
+        )
 
 
 def _check_no_loop(config: SidecarConfig) -> None:

@@ -23,6 +23,7 @@ from sidecar.endpoint import HostPort
 from sidecar.legs import LegRules, SplitLegs
 from sidecar.plan import RoutingRules
 from sidecar.plan import Self as OwnRank
+from sidecar.pool_members import PoolReference, watch_members
 from sidecar.proxy import Proxy, ProxyRules
 from sidecar.relay import strip_library_headers
 from sidecar.routing_auth import RoutingClaims, sign_routing
@@ -115,6 +116,9 @@ class Sidecar:
             watch.load_first()
             task = asyncio.create_task(watch.run())
             stack.push_async_callback(_cancelled, task)
+        if config.inference_pool is not None:
+            pool = PoolReference(config.inference_pool, config.pool_group, config.p2p_base_port)
+            await stack.enter_async_context(watch_members(pool, self.allow_list, self.telemetry))
         engine = self._upstream(None)
         stack.push_async_callback(engine.close)
         peers = self._upstream(config.listen_host if config.listen_host not in ANY_HOST else None)

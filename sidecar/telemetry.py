@@ -47,7 +47,9 @@ class Telemetry:
         )
         self._file_errors = self._counter("endpoint_file_errors", "Endpoint files that were not taken.")
         self._members = Gauge(
-            "kvpull_sidecar_members", "Rows of the endpoint file in use.", registry=self.registry
+            "kvpull_sidecar_members",
+            "Members of the pool, as its file or the API server tells.",
+            registry=self.registry,
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -87,6 +89,9 @@ class Telemetry:
         self._members.set(rows)
         if failed:
             self._file_errors.inc()
+
+    def pool_members(self, count: int) -> None:
+        self._members.set(count)
 
     def value(self, name: str, **labels: str) -> float:
         """One sample as a number, 0 when it was never touched (tests, debug)."""

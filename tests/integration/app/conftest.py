@@ -1,7 +1,8 @@
-"""Emulated engines for tests of the picker's process."""
+"""Emulated engines and an API server for tests of the picker's process."""
 
 from __future__ import annotations
 
 from tests.integration.engine.conftest import loopback_nixl, start_engine
+from tests.integration.kube.conftest import kube, kubectl, kubectl_binary
 
-__all__ = ["loopback_nixl", "start_engine"]
+__all__ = ["kube", "kubectl", "kubectl_binary", "loopback_nixl", "start_engine"]

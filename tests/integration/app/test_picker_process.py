@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,19 +131,25 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def picker_process(folder: Path, rows: list[dict[str, Any]]) -> AsyncIterator[Picker]:
+async def picker_process(
+    folder: Path, rows: list[dict[str, Any]], *, inputs: Sequence[str] = (), kubeconfig: Path | None = None
+) -> AsyncIterator[Picker]:
+    """`inputs`: flags that say where endpoints and thresholds come from, instead of files."""
+    if not inputs:
+        inputs = ("--endpoints-file", str(folder / "endpoints.json"))
+        inputs += ("--thresholds-dir", str(folder / "thresholds"))
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "token").write_text(TOKEN)
     (folder / "endpoints.json").write_text(json.dumps({"endpoints": rows}))
     read_fd, write_fd = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "epp", "--listen-host", "127.0.0.1", "--ready-fd", str(write_fd)),
-        *("--config-file", str(folder / "config.yaml"), "--endpoints-file", str(folder / "endpoints.json")),
-        *("--thresholds-dir", str(folder / "thresholds"), "--debug-token-file", str(folder / "token")),
+        *("--config-file", str(folder / "config.yaml"), *inputs, "--debug-token-file", str(folder / "token")),
         *("--tokenizer", str(TOKENIZER), "--ledger-file", str(folder / "ledger.jsonl")),
         *("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--lame-duck", "0s"),
         cwd=ROOT,
         pass_fds=(write_fd,),
+        env=dict(os.environ) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
     )
     os.close(write_fd)
     try:

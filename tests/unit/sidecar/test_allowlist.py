@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_plugin.identity import EndpointId
 from sidecar.allowlist import AllowList, EndpointFileWatch
 from sidecar.endpoint import HostPort
-from sidecar.endpoint_file import EndpointFileError
+from sidecar.endpoint_file import EndpointFileError, EndpointRow
 from sidecar.telemetry import Telemetry
 
 _A = "endpoints:\n  - {pod: a, host: 127.0.1.1, serving_port: 8000, p2p_port: 7801}\n"
@@ -105,3 +106,34 @@ async def test_after_a_bad_write_the_last_good_rows_stay(pool: Path, bad: str | 
     _write(pool, _B)
     assert await watched.watch.refresh()
     assert watched.knows("127.0.1.2:8000")
+
+
+def _row(pod: str, host: str, port: int = 8000) -> EndpointRow:
+    return EndpointRow(pod, 0, host, port, port, 5557, 5657, 7777)
+
+
+def test_members_come_and_go_one_by_one() -> None:
+    members = AllowList()
+    members.put(_row("a", "10.0.0.1"))
+    members.put(_row("b", "10.0.0.1", 8001))
+    members.put(_row("a", "10.0.0.2"))  # it has moved
+    assert members.find(HostPort.parse("10.0.0.1:8000")) is None
+    assert members.find(HostPort.parse("10.0.0.2:8000")) is not None
+    assert members.has_host("10.0.0.1")  # b is there
+    members.remove(EndpointId("b", 0))
+    members.remove(EndpointId("b", 0))
+    assert not members.has_host("10.0.0.1")
+    members.remove(EndpointId("a", 0))
+    assert len(members) == 0
+    assert not members.has_host("10.0.0.2")
+
+
+def test_an_address_that_passed_on_stays_the_others() -> None:
+    members = AllowList()
+    members.put(_row("old", "10.0.0.1"))
+    members.put(_row("new", "10.0.0.1"))
+    members.remove(EndpointId("old", 0))
+    found = members.find(HostPort.parse("10.0.0.1:8000"))
+    assert found is not None
+    assert found.pod == "new"
+    assert members.has_host("10.0.0.1")

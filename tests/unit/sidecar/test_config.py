@@ -69,7 +69,7 @@ def test_the_ranks_this_process_serves() -> None:
         ),
         (("--kv-connector", "offloading", "--enable-p2p-pull"), "--enable-p2p-pull is for"),
         (("--secure-proxy",), "--secure-proxy: TLS is not supported"),
-        (("--inference-pool", "ns/pool"), "--inference-pool: the InferencePool watch"),
+        (("--inference-pool", "ns/pool"), "--endpoints-file and --inference-pool exclude each other"),
         (("--decode-chunk-size=8",), "--decode-chunk-size: chunked decode"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--port", "0"), "argument --port: '0' is not a whole number in 1..65535"),
@@ -96,7 +96,9 @@ def test_refused_with_a_sentence(argv: tuple[str, ...], sentence: str) -> None:
 
 
 def test_protection_without_members_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give --endpoints-file, or --enable-ssrf-protection=false"):
+    with pytest.raises(
+        ConfigError, match="give --inference-pool, --endpoints-file, or --enable-ssrf-protection=false"
+    ):
         parse_config([], {})
     assert parse_config(["--enable-ssrf-protection=false"], {}).pod_ip is None
 
@@ -119,3 +121,10 @@ def test_a_short_key_is_refused(tmp_path: Path) -> None:
     key_file.write_bytes(b"short\n")
     with pytest.raises(ConfigError, match="5 bytes"):
         _parse("--routing-key-file", str(key_file))
+
+
+def test_an_inference_pool_is_the_allow_list_of_a_cluster() -> None:
+    config = parse_config(["--pod-ip", "10.0.0.1"], {"INFERENCE_POOL": "llm/llama"})
+    assert (config.inference_pool, config.pool_group) == ("llm/llama", "inference.networking.k8s.io")
+    with pytest.raises(ConfigError, match="expected namespace/name"):
+        parse_config(["--inference-pool", "a/b/c", "--pod-ip", "10.0.0.1"], {})
