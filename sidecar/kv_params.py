@@ -2,8 +2,8 @@
 
 The sidecar owns `kv_transfer_params`; a client that could set it would make the engine open
 connections of the client's choice, so the field is removed wherever it occurs in a body, whatever
-escapes or encoding hide it. The decode body is the client's own bytes with one member spliced in:
-what is not touched cannot be restored wrongly. Only the prefill body is parsed and built anew.
+escapes or encoding hide it. The decode body is the client's own bytes with members cut out and one
+spliced in: what is not touched cannot be restored wrongly. Only the prefill body is parsed and built anew.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from engine_plugin import wire as engine_wire
+from sidecar import json_bytes
 from sidecar.errors import BodyInvalid
 
 _KEY: Final = engine_wire.KV_TRANSFER_PARAMS
@@ -90,8 +91,9 @@ def nixl_prefill_params(pull: Mapping[str, Any] | None) -> dict[str, Any]:
 def without_client_params(raw: bytes) -> bytes:
     """`raw` with every `kv_transfer_params` removed at any depth; the same object if there is none.
 
-    A cheap scan decides whether the body has to be parsed at all: the key in clear, an escape that
-    could spell one of its letters, or a NUL, which UTF-8 JSON never contains and UTF-16 always does.
+    All other bytes stay as the client wrote them (UTF-16 and UTF-32 become UTF-8). A cheap scan
+    decides whether the body has to be parsed at all: the key in clear, an escape that could spell one
+    of its letters, or a NUL, which UTF-8 JSON never contains and UTF-16 always does.
 
     Raises:
         BodyInvalid: suspicious, and not JSON in any encoding an engine would accept.
@@ -99,21 +101,13 @@ def without_client_params(raw: bytes) -> bytes:
     has_nul = b"\0" in raw
     if not has_nul and _KEY_BYTES not in raw and not _ESCAPED_LETTER.search(raw):
         return raw
-    removed = False
-
-    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal removed
-        members = dict(pairs)
-        while _KEY in members:
-            del members[_KEY]
-            removed = True
-        return members
-
     try:
-        document = json.loads(raw, object_pairs_hook=keep)
-        return json.dumps(document, separators=(",", ":")).encode() if removed or has_nul else raw
+        json.loads(raw)
+        text = raw.decode(json.detect_encoding(raw), "surrogatepass").encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError) as error:
         raise BodyInvalid(f"The request body is not valid JSON: {type(error).__name__}") from error
+    cleaned = json_bytes.without_members(text, _KEY)
+    return raw if cleaned is text and not has_nul else cleaned
 
 
 def with_params(raw: bytes, params: Mapping[str, Any]) -> bytes | None:
