@@ -111,5 +111,14 @@ class UpstreamGarbage(UpstreamError):
     reason = "garbage"
 
 
+class PrefillParamsInvalid(UpstreamError):
+    """The prefill endpoint answered with kv_transfer_params that our engine must not follow."""
+
+    reason = "params_invalid"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"kv_transfer_params of the prefill endpoint's answer: {what}")
+
+
 class StreamBroken(Exception):
     """An answer that had begun to reach the client ended early; no status can tell any more."""

@@ -23,8 +23,9 @@ from multidict import CIMultiDict
 
 from sidecar import kv_params, wire
 from sidecar.endpoint import HostPort
-from sidecar.errors import UpstreamDied, UpstreamError, UpstreamGarbage, UpstreamTimeout
+from sidecar.errors import PrefillParamsInvalid, UpstreamDied, UpstreamError, UpstreamGarbage, UpstreamTimeout
 from sidecar.kv_params import Api
+from sidecar.nixl_params import Hosts, check_prefill_params
 from sidecar.plan import Connector, Peer, PrefillDecode
 from sidecar.relay import ClientStream
 from sidecar.telemetry import Telemetry
@@ -108,12 +109,14 @@ class SplitLegs:
         engine: Upstream,
         peers: Upstream,
         rules: LegRules,
+        hosts: Hosts,
         telemetry: Telemetry,
         sign_leg: Callable[[str, HostPort], Mapping[str, str]],
     ) -> None:
         self._engine = engine
         self._peers = peers
         self._rules = rules
+        self._hosts = hosts
         self._telemetry = telemetry
         self._sign_leg = sign_leg
         self._warned_s = float("-inf")
@@ -162,6 +165,10 @@ class SplitLegs:
         decode_params = kv_params.prefill_answer_params(answer.body)
         if decode_params is None:
             raise PrefillFailed(UpstreamGarbage("The prefill endpoint answered without kv_transfer_params"))
+        try:
+            check_prefill_params(decode_params, self._hosts)
+        except PrefillParamsInvalid as error:
+            raise PrefillFailed(error) from error
         async with self._engine.answer(self._decode_call(request, decode_params)) as decode:
             await client.relay(decode)
 

@@ -119,7 +119,7 @@ class Sidecar:
         stack.push_async_callback(engine.close)
         peers = self._upstream(config.listen_host if config.listen_host not in ANY_HOST else None)
         stack.push_async_callback(peers.close)
-        legs = SplitLegs(engine, peers, self._leg_rules(), self.telemetry, self._leg_headers)
+        legs = SplitLegs(engine, peers, self._leg_rules(), self.allow_list, self.telemetry, self._leg_headers)
         for rank in config.served_ranks:
             proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.telemetry)
             await self._listen(stack, proxy, config.port + rank)
