@@ -22,6 +22,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from sidecar import kv_params, wire
+from sidecar.answer_edit import UsageEdit
 from sidecar.endpoint import HostPort
 from sidecar.errors import PrefillParamsInvalid, UpstreamDied, UpstreamError, UpstreamGarbage, UpstreamTimeout
 from sidecar.kv_params import Api
@@ -30,12 +31,14 @@ from sidecar.plan import Connector, Peer, PrefillDecode
 from sidecar.relay import ClientStream
 from sidecar.telemetry import Telemetry
 from sidecar.upstream import Call, Upstream, read_bounded
+from sidecar.usage import Usage, read_usage
 
 _log = logging.getLogger(__name__)
 
 _RETRYABLE: Final = frozenset({502, 503, 504})
 _MAX_ATTEMPTS: Final = 8
 _WARN_EVERY_S: Final = 10.0
+_USAGE_WAIT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,8 @@ class SplitLegs:
         decode = asyncio.create_task(self._open_decode(self._decode_call(request, decode_params)))
         try:
             opened = await _decode_or_failure(decode, prefill)
-            await client.relay(opened.answer, opened.first)
+            edit = UsageEdit(request.api, lambda: _prefill_usage(request.api, prefill))
+            await self._relay(client, opened.answer, edit, opened.first)
         finally:
             await _stop(prefill, decode)
 
@@ -169,8 +173,24 @@ class SplitLegs:
             check_prefill_params(decode_params, self._hosts)
         except PrefillParamsInvalid as error:
             raise PrefillFailed(error) from error
+
+        async def prefill_usage() -> Usage | None:
+            return read_usage(request.api, answer.body)
+
         async with self._engine.answer(self._decode_call(request, decode_params)) as decode:
-            await client.relay(decode)
+            await self._relay(client, decode, UsageEdit(request.api, prefill_usage))
+
+    async def _relay(
+        self,
+        client: ClientStream,
+        answer: aiohttp.ClientResponse,
+        edit: UsageEdit,
+        first: bytes | None = None,
+    ) -> None:
+        try:
+            await client.relay(answer, first, edit)
+        finally:
+            self._telemetry.usage_corrected(edit.corrections)
 
     async def _without_prefill(
         self, request: SplitRequest, client: ClientStream, failure: PrefillFailed
@@ -240,7 +260,10 @@ class SplitLegs:
     ) -> Call:
         body = request.raw if params is None else kv_params.with_params(request.raw, params)
         assert body is not None, "a split request's body is a JSON object"
-        return Call(leg, request.engine, "POST", request.target, CIMultiDict(request.headers), body)
+        headers = CIMultiDict(request.headers)
+        if params is not None:
+            headers.popall("Accept-Encoding", None)  # its usage may have to be corrected
+        return Call(leg, request.engine, "POST", request.target, headers, body)
 
     async def _open_decode(self, call: Call) -> _Opened:
         answer = await self._engine.open(call)
@@ -272,6 +295,14 @@ async def _decode_or_failure(decode: asyncio.Task[_Opened], prefill: asyncio.Tas
         if not answered:
             raise failure
     return await decode
+
+
+async def _prefill_usage(api: Api, prefill: asyncio.Task[StoredAnswer]) -> Usage | None:
+    """What the prefill leg's answer says; its engine may hand blocks over just before it answers."""
+    await asyncio.wait({prefill}, timeout=_USAGE_WAIT_S)
+    if not prefill.done() or prefill.cancelled() or prefill.exception() is not None:
+        return None
+    return read_usage(api, prefill.result().body)
 
 
 async def _stop(prefill: asyncio.Task[StoredAnswer], decode: asyncio.Task[_Opened]) -> None:

@@ -45,6 +45,9 @@ class Telemetry:
         self._fallbacks = self._counter(
             "prefill_fallbacks", "Split requests served by the own engine alone, by reason.", "reason"
         )
+        self._usage = self._counter(
+            "usage_corrections", "Cached-token figures of decode answers that the prefill leg had computed."
+        )
         self._file_errors = self._counter("endpoint_file_errors", "Endpoint files that were not taken.")
         self._members = Gauge(
             "kvpull_sidecar_members", "Rows of the endpoint file in use.", registry=self.registry
@@ -82,6 +85,9 @@ class Telemetry:
 
     def fell_back(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()
+
+    def usage_corrected(self, count: int) -> None:
+        self._usage.inc(count)
 
     def endpoint_file(self, *, rows: int, failed: bool) -> None:
         self._members.set(rows)
