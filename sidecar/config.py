@@ -64,7 +64,7 @@ class SidecarConfig:
     prefill_failure_local: bool  # True: serve with the own engine alone; False: the prefill's error
     max_body_bytes: int  # of bodies that have to be held in memory
     connect_timeout_s: float
-    prefill_timeout_s: float  # whole prefill leg
+    prefill_timeout_s: float  # all prefill attempts of a request together
     idle_timeout_s: float  # no byte moved in either direction of a leg
     body_timeout_s: float  # the client's whole body, where it has to be held
     upstream_keepalive_s: float  # below the engine's own (uvicorn: 5 s)
@@ -130,7 +130,7 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--prefill-failure-policy", choices=("local", "error"), default="local")
     add("--max-body-bytes", type=_count, default=32 << 20, help="of bodies that are rewritten")
     add("--connect-timeout", type=_duration, default=5.0)
-    add("--prefill-timeout", type=_duration, default=300.0)
+    add("--prefill-timeout", type=_duration, default=60.0, help="all prefill attempts of a request")
     add("--idle-timeout", type=_duration, default=1800.0, help="no byte moved")
     add("--body-timeout", type=_duration, default=120.0, help="to receive a body that is rewritten")
     add("--upstream-keepalive", type=_duration, default=3.0, help="below the engine's own")

@@ -13,12 +13,13 @@ import logging
 import socket
 import struct
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, MultiMapping
 
+from sidecar.answer_edit import AnswerEdit, Edit
 from sidecar.errors import StreamBroken, UpstreamDied, UpstreamTimeout
 from sidecar.headers import response_headers
 
@@ -27,17 +28,6 @@ _log = logging.getLogger(__name__)
 _OWN_HEADERS: Final = web.ResponseKey("sidecar.own_headers", frozenset[str])
 _MAX_DOCUMENT_BYTES: Final = 32 << 20  # of an answer that is corrected
 _LIBRARY_HEADERS: Final = ("Server", "Date", "Content-Type")  # the library adds them where absent
-
-
-class AnswerEdit(Protocol):
-    """Corrects an answer on its way (`answer_edit`)."""
-
-    def kind(self, status: int, headers: MultiMapping[str]) -> str | None:
-        """`events`, `document`, or None for an answer that passes as it is."""
-
-    async def document(self, body: bytes) -> bytes: ...
-
-    def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]: ...
 
 
 class ClientStream:
@@ -68,8 +58,8 @@ class ClientStream:
         kind = edit.kind(answer.status, answer.headers) if edit is not None else None
         if edit is None or kind is None:
             await self._pass(answer, pieces)
-        elif kind == "events":
-            await self._pass(answer, edit.events(pieces), keep_length=False)
+        elif kind is not Edit.DOCUMENT:
+            await self._pass(answer, edit.events(pieces), keep_length=kind is Edit.WATCH)
         else:
             await self._edit_document(answer, pieces, edit)
 

@@ -21,8 +21,10 @@ from sidecar.allowlist import AllowList, EndpointFileWatch
 from sidecar.config import ANY_HOST, SidecarConfig
 from sidecar.endpoint import HostPort
 from sidecar.legs import LegRules, SplitLegs
+from sidecar.peer_health import PeerHealth
 from sidecar.plan import RoutingRules
 from sidecar.plan import Self as OwnRank
+from sidecar.prefill import PrefillLeg
 from sidecar.proxy import Proxy, ProxyRules
 from sidecar.relay import strip_library_headers
 from sidecar.routing_auth import RoutingClaims, sign_routing
@@ -64,6 +66,7 @@ class Sidecar:
     def __init__(self, config: SidecarConfig, telemetry: Telemetry | None = None) -> None:
         self._config = config
         self.telemetry = telemetry or Telemetry()
+        self.health = PeerHealth(self.telemetry)
         self.allow_list = AllowList(enforced=config.enforce_allow_list)
         self._proxies: list[Proxy] = []
         self._runners: list[web.AppRunner] = []
@@ -119,9 +122,12 @@ class Sidecar:
         stack.push_async_callback(engine.close)
         peers = self._upstream(config.listen_host if config.listen_host not in ANY_HOST else None)
         stack.push_async_callback(peers.close)
-        legs = SplitLegs(engine, peers, self._leg_rules(), self.allow_list, self.telemetry, self._leg_headers)
+        prefill = PrefillLeg(
+            peers, self.health, self.telemetry, self._leg_headers, max_answer_bytes=config.max_body_bytes
+        )
+        legs = SplitLegs(engine, prefill, self._leg_rules(), self.allow_list, self.health, self.telemetry)
         for rank in config.served_ranks:
-            proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.telemetry)
+            proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry)
             await self._listen(stack, proxy, config.port + rank)
         if config.metrics_port:
             await self._serve_metrics(stack)
@@ -200,7 +206,6 @@ class Sidecar:
             prefill_failure_local=config.prefill_failure_local,
             prefill_timeout_s=config.prefill_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
-            max_answer_bytes=config.max_body_bytes,
         )
 
     def _leg_headers(self, request_id: str, destination: HostPort) -> Mapping[str, str]:

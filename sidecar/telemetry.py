@@ -24,6 +24,20 @@ class Telemetry:
             "kvpull_sidecar_active_requests", "Requests being served now.", registry=self.registry
         )
         self._pulls = self._counter("pulls_requested", "Legs sent with a remote_kv_source.", "leg")
+        self._pulls_ended = self._counter(
+            "pulls_ended",
+            "Answers to legs with a pull: cached (some prompt tokens), nothing, or unknown (no figure).",
+            "leg",
+            "outcome",
+        )
+        self._pull_cached = self._counter(
+            "pull_cached_tokens",
+            "Prompt tokens not computed in answers to legs with a pull: pulled and own cache together.",
+            "leg",
+        )
+        self._suspected = self._counter(
+            "suspected", "Times an endpoint was left alone for a while after a failure.", "part"
+        )
         self._dropped = self._counter(
             "routing_headers_dropped", "Routing headers not followed, by reason.", "header", "reason"
         )
@@ -68,6 +82,13 @@ class Telemetry:
 
     def pull_requested(self, leg: str) -> None:
         self._pulls.labels(leg).inc()
+
+    def pull_ended(self, leg: str, outcome: str, cached_tokens: int) -> None:
+        self._pulls_ended.labels(leg, outcome).inc()
+        self._pull_cached.labels(leg).inc(cached_tokens)
+
+    def suspected(self, part: str) -> None:
+        self._suspected.labels(part).inc()
 
     def pull_skipped(self, reason: str) -> None:
         self._skipped.labels(reason).inc()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
-from sidecar.answer_edit import MAX_LINE_BYTES, UsageEdit
+from sidecar.answer_edit import MAX_LINE_BYTES, Edit, UsageEdit, edit_kind
 from sidecar.kv_params import Api
 from sidecar.usage import Usage, corrected, read_usage
 
@@ -185,15 +186,13 @@ async def test_half_a_line_of_an_engine_that_broke_off_arrives() -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "kind"),
     [
-        (200, {"Content-Type": "text/event-stream; charset=utf-8"}, "events"),
-        (200, {"Content-Type": "application/json"}, "document"),
+        (200, {"Content-Type": "text/event-stream; charset=utf-8"}, Edit.EVENTS),
+        (200, {"Content-Type": "application/json"}, Edit.DOCUMENT),
         (200, {"Content-Type": "application/json", "Content-Encoding": "gzip"}, None),
         (200, {"Content-Type": "text/plain"}, None),
         (200, {}, None),
         (400, {"Content-Type": "application/json"}, None),
     ],
 )
-def test_which_answers_are_looked_at(status: int, headers: dict[str, str], kind: str | None) -> None:
-    from multidict import CIMultiDict
-
-    assert UsageEdit.kind(status, CIMultiDict(headers)) == kind
+def test_which_answers_are_looked_at(status: int, headers: dict[str, str], kind: Edit | None) -> None:
+    assert edit_kind(status, CIMultiDict(headers)) is kind
