@@ -1,44 +1,21 @@
-"""Settings of the sidecar: flags with the reference's names, checked as a whole before start.
-
-Source of names and defaults: llm-d-router `pd-sidecar` at ebab687. What we do not do is refused by
-name: a flag that is accepted and ignored would be a lie. Flags are Go style: `--x`, `--x=false`.
-"""
+"""Settings of the sidecar, checked as a whole before start; the flags and their forms are `flags`."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
-from engine_plugin import wire as engine_wire
 from sidecar.endpoint import MAX_PORT, EndpointError, canonical_host
+from sidecar.flags import ConfigError, parse_flags
 from sidecar.plan import Connector
 from sidecar.routing_auth import load_routing_key
 
 _MAX_RANKS: Final = 64
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_HTTP_1: Final = frozenset({"", "http", "https"})
 ANY_HOST: Final = ("0.0.0.0", "::")  # listen on every address
-# flags of the reference that would change behaviour in a way this sidecar does not implement
-_UNSUPPORTED: Final = {
-    "ec-connector": "encoder disaggregation",
-    "decode-chunk-size": "chunked decode",
-    "inference-pool": "the InferencePool watch (use --endpoints-file)",
-    "pool-group": "the InferencePool watch (use --endpoints-file)",
-    "cert-path": "TLS",
-    "enable-tls": "TLS",
-    "tls-insecure-skip-verify": "TLS",
-    "configuration": "the YAML configuration",
-    "configuration-file": "the YAML configuration",
-    "mooncake-bootstrap-port": "the mooncake connector",
-}
-
-
-class ConfigError(ValueError):
-    """The settings cannot be used; the message is one sentence that names the flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +43,16 @@ class SidecarConfig:
     connect_timeout_s: float
     prefill_timeout_s: float  # all prefill attempts of a request together
     idle_timeout_s: float  # no byte moved in either direction of a leg
+    head_timeout_s: float  # a new connection's first request head
     body_timeout_s: float  # the client's whole body, where it has to be held
     upstream_keepalive_s: float  # below the engine's own (uvicorn: 5 s)
     drain_timeout_s: float
+    secure: bool  # TLS on the serving port
+    cert_path: Path | None  # None: self-signed
+    tls_legs: frozenset[str]  # of `prefiller` and `decoder`: where calls go out over TLS
+    unverified_legs: frozenset[str]  # of the same: whose certificate is not verified
+    app_protocol: str
+    log_level: str
     metrics_port: int  # 0: off
     ready_fd: int | None
 
@@ -88,67 +72,21 @@ class SidecarConfig:
 
 
 def parse_config(argv: Sequence[str], env: Mapping[str, str]) -> SidecarConfig:
-    """Settings from flags and the reference's environment variables (`POD_IP`, `P2P_CONNECTOR_PORT`).
+    """Settings from flags, YAML and environment variables (`flags`).
 
     Raises:
         ConfigError: an unknown or unsupported flag, a bad value, or settings that exclude each other.
         SystemExit: `--help`.
     """
     try:
-        config = _build(_parser(env).parse_args(list(argv)))
+        config = _build(parse_flags(argv, env))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
     _check(config)
     return config
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="kvpull-sidecar", description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--listen-host", default="0.0.0.0", help="address to bind (default: all)")
-    add("--port", type=_port, default=8000, help="serving port of rank 0")
-    add("--model-server-host", default="127.0.0.1", help="where the engine listens")
-    add("--model-server-port", "--vllm-port", type=_port, default=8200, help="HTTP port of rank 0")
-    add("--pod-ip", default=env.get("POD_IP"), help="own address in routing headers (POD_IP)")
-    add("--data-parallel-size", type=_count, default=1, help="ranks of this pod")
-    add("--rank", type=int, default=None, help="serve one rank only")
-    add("--kv-connector", default=Connector.NIXLV2.value, help="offloading or nixlv2")
-    _flag(parser, "--enable-p2p-pull", False, "pull prefix blocks with nixlv2")
-    p2p_port = env.get("P2P_CONNECTOR_PORT", str(engine_wire.P2P_PORT))
-    add("--p2p-connector-port", type=_port, default=p2p_port, help="P2P port of rank 0")
-    _flag(parser, "--enable-ssrf-protection", True, "talk to members of the pool only")
-    add("--endpoints-file", type=Path, default=None, help="static endpoint file: the allow-list")
-    add("--routing-key-file", type=Path, default=None, help="key of x-kvpull-routing-auth")
-    _flag(parser, "--enable-prefiller-sampling", False, "start anywhere in a prefiller list")
-    add("--prefill-max-retries", type=_count0, default=0, help="more attempts of a failed prefill leg")
-    add("--prefill-retry-backoff", type=_duration, default=0.2, help="pause before each")
-    add("--prefill-failure-policy", choices=("local", "error"), default="local")
-    add("--max-body-bytes", type=_count, default=32 << 20, help="of bodies that are rewritten")
-    add("--connect-timeout", type=_duration, default=5.0)
-    add("--prefill-timeout", type=_duration, default=60.0, help="all prefill attempts of a request")
-    add("--idle-timeout", type=_duration, default=1800.0, help="no byte moved")
-    add("--body-timeout", type=_duration, default=120.0, help="to receive a body that is rewritten")
-    add("--upstream-keepalive", type=_duration, default=3.0, help="below the engine's own")
-    add("--drain-timeout", type=_duration, default=60.0, help="for open streams after SIGTERM")
-    add("--metrics-port", type=_port0, default=0, help="0: off")
-    add("--ready-fd", type=int, default=None, help="write one JSON line there when serving")
-    _flag(parser, "--secure-proxy", False, "TLS on the serving port (not supported yet)")
-    for name in _UNSUPPORTED:
-        add(f"--{name}", nargs="?", const="", default=None, help=argparse.SUPPRESS)
-    return parser
-
-
 def _build(args: argparse.Namespace) -> SidecarConfig:
-    for name, what in _UNSUPPORTED.items():
-        if getattr(args, name.replace("-", "_")) is not None:
-            raise ConfigError(f"--{name}: {what} is not supported by this sidecar")
-    if args.secure_proxy:
-        raise ConfigError("--secure-proxy: TLS is not supported by this sidecar, give --secure-proxy=false")
     if args.kv_connector not in tuple(Connector):
         names = " or ".join(Connector)
         raise ConfigError(f"--kv-connector: {args.kv_connector!r} is not supported, use {names}")
@@ -179,9 +117,16 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         connect_timeout_s=args.connect_timeout,
         prefill_timeout_s=args.prefill_timeout,
         idle_timeout_s=args.idle_timeout,
+        head_timeout_s=args.head_timeout,
         body_timeout_s=args.body_timeout,
         upstream_keepalive_s=args.upstream_keepalive,
         drain_timeout_s=args.drain_timeout,
+        secure=args.secure_proxy,
+        cert_path=args.cert_path,
+        tls_legs=frozenset(args.enable_tls),
+        unverified_legs=frozenset(args.tls_insecure_skip_verify),
+        app_protocol=args.app_protocol,
+        log_level=args.zap_log_level,
         metrics_port=args.metrics_port,
         ready_fd=args.ready_fd,
     )
@@ -193,6 +138,13 @@ def _check(config: SidecarConfig) -> None:
         raise ConfigError(
             "--enable-p2p-pull is for --kv-connector nixlv2; the offloading connector always can pull"
         )
+    if config.app_protocol.lower() not in _HTTP_1:
+        raise ConfigError(
+            f"--app-protocol: {config.app_protocol!r}: this sidecar speaks HTTP/1.1 only; give the pool "
+            "appProtocol http (an h2c pool makes the gateway speak HTTP/2 to the sidecar)"
+        )
+    if config.cert_path is not None and not config.secure:
+        raise ConfigError("--cert-path needs --secure-proxy")
     if config.enforce_allow_list and config.endpoints_file is None:
         raise ConfigError(
             "--enable-ssrf-protection needs the pool's members: give --endpoints-file, or "
@@ -225,54 +177,6 @@ def _check_no_loop(config: SidecarConfig) -> None:
         own_hosts |= {"127.0.0.1", "::1"}
     if not apart and config.model_server_host in own_hosts:
         raise ConfigError("--model-server-port: the engine's ports overlap the sidecar's own (--port)")
-
-
-def _flag(parser: argparse.ArgumentParser, name: str, default: bool, text: str) -> None:
-    parser.add_argument(name, nargs="?", const=True, default=default, type=_boolean, help=text)
-
-
-def _boolean(text: str) -> bool:
-    values = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return values[text.lower()]
-
-
-def _integer(text: str, low: int, high: int) -> int:
-    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {low}..{high}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    return _integer(text, 1, MAX_PORT)
-
-
-def _port0(text: str) -> int:
-    return _integer(text, 0, MAX_PORT)
-
-
-def _count(text: str) -> int:
-    return _integer(text, 1, 1 << 40)
-
-
-def _count0(text: str) -> int:
-    return _integer(text, 0, 100)
-
-
-def _duration(text: str) -> float:
-    """Seconds of `200ms`, `1m30s`, or a plain number of seconds; more than zero."""
-    parts = _DURATION.findall(text)
-    if "".join(number + unit for number, unit in parts) == text and parts:
-        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
-    else:
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 200ms or 30s") from None
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above zero")
-    return seconds
 
 
 def _host(flag: str, text: str) -> str:

@@ -75,6 +75,14 @@ class BodyTooSlow(SidecarError):
     type = "BadRequestError"
 
 
+class ShuttingDown(SidecarError):
+    """This sidecar is about to end: the request belongs to another endpoint."""
+
+    status = 503
+    reason = "draining"
+    type = "ServiceUnavailableError"
+
+
 class UpstreamError(SidecarError):
     """An engine (own or remote) did not answer; nothing of an answer was received."""
 

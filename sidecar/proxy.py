@@ -25,6 +25,7 @@ from sidecar.errors import (
     BodyTooLarge,
     BodyTooSlow,
     RoutingRefused,
+    ShuttingDown,
     SidecarError,
     StreamBroken,
     TargetInvalid,
@@ -157,9 +158,15 @@ class Proxy:
         if started is not None:
             exchange.client.break_off()
             return started
-        return web.json_response(error.body(), status=error.status)
+        response = web.json_response(error.body(), status=error.status)
+        if isinstance(error, ShuttingDown):
+            response.headers["Retry-After"] = "1"
+            response.force_close()
+        return response
 
     async def _serve(self, exchange: _Exchange) -> None:
+        if self.draining:
+            raise ShuttingDown("This endpoint is shutting down: try another one")
         request = exchange.request
         target = _target(request)
         api = kv_params.api_of(request.method, request.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,13 +48,13 @@ class Call:
     headers: CIMultiDict[str]
     body: bytes | AsyncIterable[bytes] | None = field(repr=False, default=None)
 
-    @property
-    def url(self) -> URL:
-        return URL(f"http://{self.address}{self.target}", encoded=True)
+    def url(self, scheme: str) -> URL:
+        return URL(f"{scheme}://{self.address}{self.target}", encoded=True)
 
 
 class Upstream:
-    """A pool of connections. `bind_host`: source address of them all (peers recognise us by it)."""
+    """A pool of connections. `bind_host`: source address of them all (peers recognise us by it); `tls`:
+    how they are secured, None for plain HTTP."""
 
     def __init__(
         self,
@@ -63,15 +64,20 @@ class Upstream:
         idle_timeout_s: float,
         keepalive_s: float,
         bind_host: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._telemetry = telemetry
         self._idle_timeout_s = idle_timeout_s
         self._connect_timeout_s = connect_timeout_s
         local = (bind_host, 0) if bind_host else None
+        self._scheme = "http" if tls is None else "https"
+        verify = True if tls is None else tls
         self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, local_addr=local)
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, local_addr=local, ssl=verify)
         )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True, local_addr=local))
+        self._fresh = self._session(
+            aiohttp.TCPConnector(limit=0, force_close=True, local_addr=local, ssl=verify)
+        )
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
@@ -140,7 +146,7 @@ class Upstream:
             async with asyncio.timeout(self._idle_timeout_s):
                 return await session.request(
                     call.method,
-                    call.url,
+                    call.url(self._scheme),
                     headers=call.headers,
                     data=body,
                     allow_redirects=False,

@@ -139,6 +139,7 @@ async def test_a_failed_start_leaves_nothing_bound(tmp_path: Path) -> None:
     pool = tmp_path / "pool.json"
     await asyncio.to_thread(pool.write_text, '{"endpoints": []}')
     argv = ["--listen-host", host, "--endpoints-file", str(pool), "--data-parallel-size", "2"]
+    argv += ["--secure-proxy=false"]
     blocker = await asyncio.start_server(lambda _, writer: writer.close(), host, PORT + 1)
     async with blocker:
         with pytest.raises(OSError, match="address already in use"):
@@ -167,6 +168,7 @@ async def process(
         str(engine.port),
     ]
     argv += ["--endpoints-file", str(pool), "--ready-fd", str(theirs), "--metrics-port", str(_METRICS_PORT)]
+    argv += ["--secure-proxy=false"]
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", "-m", "sidecar", *argv, *flags),
         pass_fds=(theirs,),
