@@ -95,6 +95,11 @@ class Listener:
             backlog=_BACKLOG,
         )
 
+    @property
+    def connections(self) -> int:
+        """Open ones, idle or busy."""
+        return len(self._runner.server.connections) if self._runner.server is not None else 0
+
     def stop_accepting(self) -> None:
         """Close the port and idle connections; a busy one is closed behind its answer."""
         if self._server is not None:

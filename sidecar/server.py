@@ -111,6 +111,7 @@ class Sidecar:
         for rank in config.served_ranks:
             proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry)
             await self._listen(stack, proxy, config.port + rank, tls)
+        self.telemetry.count_clients(lambda: sum(listener.connections for listener in self._listeners))
         if config.metrics_port:
             await self._serve_metrics(stack)
 
@@ -119,6 +120,7 @@ class Sidecar:
         verify = leg not in config.unverified_legs
         return Upstream(
             self.telemetry,
+            leg,
             connect_timeout_s=config.connect_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
             keepalive_s=config.upstream_keepalive_s,

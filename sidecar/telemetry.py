@@ -5,6 +5,8 @@ Own registry, no global state: two sidecars in one process (tests) do not share 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -47,6 +49,15 @@ class Telemetry:
         self._client_params = self._counter(
             "client_params_removed", "Bodies in which a client had set kv_transfer_params."
         )
+        self._clients = Gauge(
+            "kvpull_sidecar_client_connections", "Open connections of clients.", registry=self.registry
+        )
+        self._connections = self._counter(
+            "upstream_connections",
+            "Connections to the own engine (decoder) or peers (prefiller).",
+            "to",
+            "event",
+        )
         self._legs = self._counter("legs", "Legs by outcome.", "leg", "outcome")
         self._leg_seconds = Histogram(
             "kvpull_sidecar_leg_seconds",
@@ -76,6 +87,13 @@ class Telemetry:
     def request_ended(self, plan: str, outcome: str) -> None:
         self._active.dec()
         self._requests.labels(plan, outcome).inc()
+
+    def count_clients(self, count: Callable[[], float]) -> None:
+        """`count` is asked at every scrape."""
+        self._clients.set_function(count)
+
+    def upstream_connection(self, to: str, event: str) -> None:
+        self._connections.labels(to, event).inc()
 
     def header_dropped(self, dropped: Dropped) -> None:
         self._dropped.labels(dropped.header, dropped.reason).inc()
