@@ -99,7 +99,8 @@ def without_client_params(raw: bytes) -> bytes:
         BodyInvalid: suspicious, and not JSON in any encoding an engine would accept.
     """
     has_nul = b"\0" in raw
-    if not has_nul and _KEY_BYTES not in raw and not _ESCAPED_LETTER.search(raw):
+    has_escape = b"\\" in raw and _ESCAPED_LETTER.search(raw)  # the first test is 100 times as fast
+    if not has_nul and not has_escape and _KEY_BYTES not in raw:
         return raw
     try:
         json.loads(raw)

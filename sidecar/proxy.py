@@ -54,6 +54,7 @@ from sidecar.upstream import Call, Upstream
 _log = logging.getLogger(__name__)
 
 _HEALTH_PATH: Final = "/health"
+_MANY_PIECES: Final = 256  # a list of them costs more than their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,18 +284,22 @@ class Proxy:
         too_large = BodyTooLarge(f"The request body is larger than {limit_bytes} bytes")
         if (request.content_length or 0) > limit_bytes:
             raise too_large
-        pieces = bytearray()
+        whole, pieces, size_bytes = bytearray(), list[bytes](), 0
         try:
             async with asyncio.timeout(self._rules.body_timeout_s):
                 async for piece in request.content.iter_any():
-                    pieces += piece
-                    if len(pieces) > limit_bytes:
+                    pieces.append(piece)
+                    size_bytes += len(piece)
+                    if size_bytes > limit_bytes:
                         raise too_large
+                    if len(pieces) >= _MANY_PIECES:
+                        whole += b"".join(pieces)
+                        pieces.clear()
         except TimeoutError as error:
             raise BodyTooSlow(f"No whole body in {self._rules.body_timeout_s:g} s") from error
         except web.RequestPayloadError as error:
             raise BodyInvalid("The request body's framing is broken") from error
-        return bytes(pieces)
+        return b"".join((whole, *pieces)) if whole or len(pieces) != 1 else pieces[0]
 
     def _log_end(self, exchange: _Exchange) -> None:
         if not _log.isEnabledFor(logging.INFO):
