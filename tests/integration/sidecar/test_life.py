@@ -203,12 +203,14 @@ async def test_the_process_serves_reports_and_ends_on_sigterm(tmp_path: Path) ->
     host = own_host()
     async with (
         recording_engine(own_host()) as engine,
-        process(tmp_path, engine, host) as (child, ready),
+        process(tmp_path, engine, host, "--log-level", "debug") as (child, ready),
         aiohttp.ClientSession() as session,
     ):
         assert ready == {"ready": True, "addresses": [f"{host}:{PORT}"], "metrics_port": _METRICS_PORT}
         async with session.post(
-            f"http://{host}:{PORT}{COMPLETIONS}", data=b'{"prompt":"a secret"}'
+            f"http://{host}:{PORT}{COMPLETIONS}",
+            data=b'{"prompt":"a secret"}',
+            headers={"Authorization": "Bearer secret-token"},
         ) as answer:
             assert await answer.read() == b'{"prompt":"a secret"}'
         async with session.get(f"http://{host}:{_METRICS_PORT}/metrics") as answer:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from deploy.local.engine.config import EngineConfig
-from deploy.local.engine.server import Running, serving
 from sidecar import wire
 from sidecar.kv_params import Api
 from tests.integration.sidecar.doubles import Received, recording_engine
+from tests.integration.sidecar.emulated import BLOCK, emulated, loopback_nixl, prompt_ids
 from tests.integration.sidecar.rig import CHAT, COMPLETIONS, Rig, own_host, row, running
 
 PREFILL, SOURCE = wire.PREFILLER_HOST_PORT, wire.KV_CACHE_SOURCE_HOST_PORT
-_TOKENIZER = Path(__file__).parents[3] / "config" / "tokenizer"
 _NIXL = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "e", "remote_port": 5600}
 
 
@@ -101,40 +98,9 @@ async def test_a_stream_is_not_held_back_by_a_prefill_leg_that_has_not_answered(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _loopback_nixl() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setenv("UCX_TLS", "tcp")
+def _nixl() -> Iterator[None]:
+    with loopback_nixl():
         yield
-
-
-@asynccontextmanager
-async def _engine() -> AsyncIterator[Running]:
-    config = EngineConfig(
-        tokenizer=_TOKENIZER,
-        host=own_host(),
-        **dict.fromkeys(("port", "p2p_port", "events_port", "replay_port"), 0),
-        model="m",
-        device_tokens=8192,
-        cpu_tokens=16_384,
-        max_model_len=8192,
-        time_scale=0.0,
-        pull_base_s=10.0,
-        pull_max_s=20.0,
-        drain_s=0.5,
-        enable_faults=True,
-    )
-    async with serving(config) as engine:
-        yield engine
-
-
-class _Target:
-    """An emulated engine as the rig wants to see one."""
-
-    def __init__(self, engine: Running) -> None:
-        self.host, self.port = engine.assembly.config.host, engine.port
-        self.row = row(self.host, self.port, p2p_port=engine.p2p_port)
-        self.address = f"{self.host}:{self.port}"
 
 
 async def _cached(rig: Rig, body: dict[str, Any], **headers: str) -> int:
@@ -153,12 +119,11 @@ async def _cached(rig: Rig, body: dict[str, Any], **headers: str) -> int:
 async def test_cold_warm_and_pulled(tmp_path: Path, connector: str, stream: bool) -> None:
     """Cold: 0, though the decode engine got all of it; warm: what the prefiller had; pulled: what came."""
     blocks = 20
-    prompt = [100 + (n * 7919) % 8000 for n in range(blocks * 16 + 3)]
+    prompt = prompt_ids(blocks * BLOCK + 3)
     body = {"model": "m", "prompt": prompt, "max_tokens": 3, "stream": stream}
     body |= {"stream_options": {"include_usage": True}} if stream else {}
     flags = ("--enable-p2p-pull",) if connector == "nixlv2" else ()
-    async with _engine() as first, _engine() as second, _engine() as third:
-        prefill, decode, fresh = _Target(first), _Target(second), _Target(third)
+    async with emulated() as prefill, emulated() as decode, emulated() as fresh:
         pool = [prefill.row, decode.row, fresh.row]
         async with (
             running(tmp_path, decode, *flags, pool=pool, connector=connector) as rig,
@@ -166,10 +131,8 @@ async def test_cold_warm_and_pulled(tmp_path: Path, connector: str, stream: bool
         ):
             split = {PREFILL: prefill.address}
             assert await _cached(rig, body, **split) == 0
-            assert await _cached(rig, body, **split) == blocks * 16
-            assert await _cached(rig, body) == blocks * 16
+            assert await _cached(rig, body, **split) == blocks * BLOCK
+            assert await _cached(rig, body) == blocks * BLOCK
             ids = {SOURCE: prefill.address, wire.DECISION_ID: str(uuid.uuid4()), wire.REQUEST_ID: "pulled"}
-            assert await _cached(other, body, **ids) == blocks * 16
-            report = third.engine.requests.get("pulled")
-            assert report is not None
-            assert report.pulled_tokens == blocks * 16
+            assert await _cached(other, body, **ids) == blocks * BLOCK
+            assert fresh.report("pulled").pulled_tokens == blocks * BLOCK
