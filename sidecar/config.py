@@ -32,6 +32,7 @@ class SidecarConfig:
     connector: Connector
     enable_p2p_pull: bool  # nixlv2 only; the offloading connector can always pull
     p2p_base_port: int
+    bootstrap_port: int  # sglang only
     enforce_allow_list: bool
     endpoints_file: Path | None
     routing_key: bytes | None  # None: routing headers are not signed
@@ -88,12 +89,14 @@ def parse_config(argv: Sequence[str], env: Mapping[str, str]) -> SidecarConfig:
 
 def _build(args: argparse.Namespace) -> SidecarConfig:
     if args.kv_connector not in tuple(Connector):
-        names = " or ".join(Connector)
-        raise ConfigError(f"--kv-connector: {args.kv_connector!r} is not supported, use {names}")
+        names = ", ".join(Connector)
+        raise ConfigError(f"--kv-connector: {args.kv_connector!r} is not supported, use one of {names}")
     key = load_routing_key(args.routing_key_file.read_bytes()) if args.routing_key_file else None
     listen_host = args.listen_host
     if listen_host not in ANY_HOST:
         listen_host = _host("--listen-host", listen_host)
+    # an sglang decode server cannot compute a prompt
+    policy = args.prefill_failure_policy or ("error" if args.kv_connector == "sglang" else "local")
     pod_ip = args.pod_ip or (listen_host if listen_host not in ANY_HOST else None)
     return SidecarConfig(
         listen_host=listen_host,
@@ -106,13 +109,14 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         connector=Connector(args.kv_connector),
         enable_p2p_pull=args.enable_p2p_pull,
         p2p_base_port=args.p2p_connector_port,
+        bootstrap_port=args.sglang_bootstrap_port,
         enforce_allow_list=args.enable_ssrf_protection,
         endpoints_file=args.endpoints_file,
         routing_key=key,
         sample_prefiller=args.enable_prefiller_sampling,
         prefill_max_retries=args.prefill_max_retries,
         prefill_retry_backoff_s=args.prefill_retry_backoff,
-        prefill_failure_local=args.prefill_failure_policy == "local",
+        prefill_failure_local=policy == "local",
         max_body_bytes=args.max_body_bytes,
         connect_timeout_s=args.connect_timeout,
         prefill_timeout_s=args.prefill_timeout,

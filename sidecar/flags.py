@@ -54,7 +54,8 @@ class ConfigError(ValueError):
 
 def parse_flags(argv: Sequence[str], env: Mapping[str, str]) -> argparse.Namespace:
     """Values of flags, of the YAML that they name (a flag on the command line wins), and of the
-    environment variables `POD_IP`, `P2P_CONNECTOR_PORT` and `ENABLE_PREFILLER_SAMPLING`.
+    environment variables `POD_IP`, `P2P_CONNECTOR_PORT`, `ENABLE_PREFILLER_SAMPLING` and
+    `SGLANG_BOOTSTRAP_PORT`.
 
     Raises:
         ConfigError: an unknown or unsupported name, or a value of a wrong form.
@@ -112,10 +113,12 @@ def _parser(env: Mapping[str, str]) -> _Parser:
 
 def _add_routing(parser: _Parser, env: Mapping[str, str]) -> None:
     add = parser.add_argument
-    add("--kv-connector", default="nixlv2", help="offloading or nixlv2")
+    add("--kv-connector", default="nixlv2", help="offloading, nixlv2, sglang (experimental)")
     _flag(parser, "--enable-p2p-pull", False, "pull prefix blocks with nixlv2")
     p2p_port = env.get("P2P_CONNECTOR_PORT", str(engine_wire.P2P_PORT))
     add("--p2p-connector-port", type=_port, default=p2p_port, help="P2P port of rank 0")
+    bootstrap_port = env.get("SGLANG_BOOTSTRAP_PORT", "8998")
+    add("--sglang-bootstrap-port", type=_port, default=bootstrap_port, help="of every prefiller")
     _flag(parser, "--enable-ssrf-protection", True, "talk to members of the pool only")
     add("--endpoints-file", type=Path, default=None, help="static endpoint file: the allow-list")
     add("--routing-key-file", type=Path, default=None, help="key of x-kvpull-routing-auth")
@@ -123,7 +126,7 @@ def _add_routing(parser: _Parser, env: Mapping[str, str]) -> None:
     _flag(parser, "--enable-prefiller-sampling", sampling, "start anywhere in a prefiller list")
     add("--prefill-max-retries", type=_count0, default=0, help="more attempts of a failed prefill leg")
     add("--prefill-retry-backoff", type=_duration, default=0.2, help="pause before each")
-    add("--prefill-failure-policy", choices=("local", "error"), default="local")
+    add("--prefill-failure-policy", choices=("local", "error"), default=None, help="local; sglang: error")
 
 
 def _add_limits(parser: _Parser) -> None:

@@ -1,6 +1,6 @@
 """The legs of one request: which calls go out, in which order, and what ends them.
 
-`offloading`: both legs at once; the decode answer is held back until the prefill leg has succeeded
+`offloading`, `sglang`: both legs at once; the decode answer is held back until the prefill leg has succeeded
 or the decode engine has produced a byte, so that a failed prefill can still be repaired unseen.
 `nixlv2`: prefill first, its answer's kv_transfer_params into the decode leg.
 A prefill leg that fails while nothing has reached the client: the decode leg is cancelled at once,
@@ -21,6 +21,8 @@ from typing import Any, Final
 import aiohttp
 from multidict import CIMultiDict
 
+from engine_plugin import wire as engine_wire
+from sidecar import handoff as handoffs
 from sidecar import kv_params
 from sidecar.answer_edit import UsageEdit
 from sidecar.errors import (
@@ -29,6 +31,7 @@ from sidecar.errors import (
     UpstreamGarbage,
     UpstreamTimeout,
 )
+from sidecar.handoff import Handoff
 from sidecar.nixl_params import Hosts, check_prefill_params
 from sidecar.peer_health import PeerHealth
 from sidecar.plan import Connector, Peer
@@ -43,6 +46,7 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS: Final = 8
 _WARN_EVERY_S: Final = 10.0
 _USAGE_WAIT_S: Final = 0.5
+_NIXL_PREFILL: Final = {engine_wire.KV_TRANSFER_PARAMS: engine_wire.nixl_prefill_params()}
 _SUSPECTED: Final = "suspected"  # reason of a fallback: no prefiller was even asked
 
 
@@ -56,6 +60,7 @@ class LegRules:
     prefill_failure_local: bool
     prefill_timeout_s: float  # all attempts of one request together
     idle_timeout_s: float
+    bootstrap_port: int  # sglang: of a prefiller's bootstrap server
 
 
 class SplitLegs:
@@ -107,7 +112,7 @@ class SplitLegs:
         """None once the request has been served; else the last failure."""
         rules = self._rules
         attempts = min(_MAX_ATTEMPTS, max(1 + rules.prefill_max_retries, len(prefillers)))
-        run = self._concurrent if rules.connector is Connector.OFFLOADING else self._serial
+        run = self._serial if rules.connector is Connector.NIXLV2 else self._concurrent
         ends_s = time.monotonic() + rules.prefill_timeout_s
         for attempt in range(attempts):
             left_s = ends_s - time.monotonic()
@@ -139,13 +144,11 @@ class SplitLegs:
     async def _concurrent(
         self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
     ) -> None:
-        kv_request_id = request.plan.kv_request_id
-        params = kv_params.offloading_prefill_params(kv_request_id, None)
-        decode_params = kv_params.offloading_decode_params(
-            kv_request_id, prefiller.serving.host, prefiller.p2p_port
+        handoff = self._handoff(request.plan.kv_request_id, prefiller)
+        prefill = asyncio.create_task(
+            self._prefill.run(request, prefiller, handoff.prefill, timeout_s=timeout_s)
         )
-        prefill = asyncio.create_task(self._prefill.run(request, prefiller, params, timeout_s=timeout_s))
-        decode = asyncio.create_task(self._open_decode(self._decode_call(request, decode_params)))
+        decode = asyncio.create_task(self._open_decode(self._decode_call(request, handoff.decode)))
         try:
             opened = await _decode_or_failure(decode, prefill)
             edit = UsageEdit(request.api, lambda: _usage_of(prefill))
@@ -153,18 +156,23 @@ class SplitLegs:
         finally:
             await _stop(prefill, decode)
 
+    def _handoff(self, kv_request_id: str, prefiller: Peer) -> Handoff:
+        if self._rules.connector is Connector.SGLANG:
+            return handoffs.sglang(prefiller, self._rules.bootstrap_port)
+        return handoffs.offloading(kv_request_id, prefiller)
+
     async def _serial(
         self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
     ) -> None:
         answer = await self._prefill.run(
-            request, prefiller, kv_params.nixl_prefill_params(None), timeout_s=timeout_s, own_request_id=True
+            request, prefiller, _NIXL_PREFILL, timeout_s=timeout_s, own_request_id=True
         )
-        decode_params = self._checked(answer, prefiller)
+        decode_members = {engine_wire.KV_TRANSFER_PARAMS: self._checked(answer, prefiller)}
 
         async def usage() -> Usage | None:
             return answer.usage
 
-        async with self._engine.answer(self._decode_call(request, decode_params)) as decode:
+        async with self._engine.answer(self._decode_call(request, decode_members)) as decode:
             await self._relay(client, decode, UsageEdit(request.api, usage))
 
     def _checked(self, answer: StoredAnswer, prefiller: Peer) -> dict[str, Any]:
@@ -198,12 +206,12 @@ class SplitLegs:
     # --- the decode leg ------------------------------------------------------------------------
 
     def _decode_call(
-        self, request: SplitRequest, params: Mapping[str, Any] | None, leg: str = "decode"
+        self, request: SplitRequest, members: Mapping[str, Any] | None, leg: str = "decode"
     ) -> Call:
-        body = request.raw if params is None else kv_params.with_params(request.raw, params)
+        body = request.raw if members is None else kv_params.with_members(request.raw, members)
         assert body is not None, "a split request's body is a JSON object"
         headers = CIMultiDict(request.headers)
-        if params is not None:
+        if members is not None:
             headers.popall("Accept-Encoding", None)  # its usage may have to be corrected
         return Call(leg, request.engine, "POST", request.target, headers, body)
 

@@ -44,6 +44,7 @@ class Connector(enum.StrEnum):
 
     OFFLOADING = "offloading"
     NIXLV2 = "nixlv2"
+    SGLANG = "sglang"
 
 
 class Members(Protocol):

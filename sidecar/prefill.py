@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
+from engine_plugin import wire as engine_wire
 from sidecar import kv_params, wire
 from sidecar.endpoint import HostPort
 from sidecar.errors import UpstreamError, UpstreamTimeout
@@ -88,12 +89,12 @@ class PrefillLeg:
         self,
         request: SplitRequest,
         prefiller: Peer,
-        params: Mapping[str, Any],
+        members: Mapping[str, Any],
         *,
         timeout_s: float,
         own_request_id: bool = False,
     ) -> StoredAnswer:
-        """One leg to its end; `params` are its kv_transfer_params, a pull is added where one is named.
+        """One leg to its end; `members` are added to its body, and a pull where one is named.
 
         Raises:
             PrefillFailed: no answer, or one that is not a success.
@@ -102,10 +103,11 @@ class PrefillLeg:
         if source is not None and self._health.allows_pull(source):
             self._telemetry.pull_requested("prefill")
             pull = kv_params.pull_params(request.plan.kv_request_id, source.serving.host, source.p2p_port)
-            params = {**params, **pull}
+            own = members.get(engine_wire.KV_TRANSFER_PARAMS, {})
+            members = {**members, engine_wire.KV_TRANSFER_PARAMS: {**own, **pull}}
         else:
             source = None
-        call = self._call(request, prefiller, params, own_request_id=own_request_id)
+        call = self._call(request, prefiller, members, own_request_id=own_request_id)
         try:
             answer = await self._send(call, request.api, timeout_s)
         except UpstreamError as error:
@@ -122,7 +124,7 @@ class PrefillLeg:
         return answer
 
     def _call(
-        self, request: SplitRequest, prefiller: Peer, params: Mapping[str, Any], *, own_request_id: bool
+        self, request: SplitRequest, prefiller: Peer, members: Mapping[str, Any], *, own_request_id: bool
     ) -> Call:
         headers = CIMultiDict(request.headers)
         headers.popall("Accept-Encoding", None)  # the answer is read here
@@ -130,7 +132,7 @@ class PrefillLeg:
             headers.popall(wire.REQUEST_ID, None)
             headers[wire.REQUEST_ID] = str(uuid.uuid4())
         headers.update(self._sign_leg(headers.get(wire.REQUEST_ID, ""), prefiller.serving))
-        body = kv_params.prefill_body(request.api, request.body, params)
+        body = kv_params.prefill_body(request.api, request.body, members)
         return Call("prefill", prefiller.serving, "POST", request.target, headers, body)
 
     async def _send(self, call: Call, api: Api, timeout_s: float) -> StoredAnswer:

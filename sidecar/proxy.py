@@ -30,6 +30,7 @@ from sidecar.errors import (
     StreamBroken,
     TargetInvalid,
 )
+from sidecar.handoff import OWNED
 from sidecar.headers import request_headers
 from sidecar.kv_params import Api
 from sidecar.legs import SplitLegs
@@ -274,7 +275,7 @@ class Proxy:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BodyEncoded("A compressed request body cannot be routed: send it uncompressed")
         raw = await self._read(request)
-        cleaned = kv_params.without_client_params(raw)
+        cleaned = kv_params.without_client_params(raw, OWNED[self._rules.routing.connector])
         if cleaned is not raw:
             self._telemetry.client_params_removed()
         return cleaned

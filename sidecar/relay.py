@@ -110,9 +110,13 @@ class ClientStream:
         """An answer that is in memory whole."""
         response = self._begin(status, reason, headers)
         response.headers["Content-Length"] = str(len(body))
-        async with asyncio.timeout(self._idle_timeout_s):
-            await response.prepare(self._request)
-            await response.write_eof(body)
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                await response.prepare(self._request)
+                await response.write_eof(body)
+        except TimeoutError as error:
+            self.break_off()
+            raise StreamBroken(f"the client took no byte for {self._idle_timeout_s:g} s") from error
 
     def break_off(self) -> None:
         """End the client's connection so that the answer cannot pass for complete."""

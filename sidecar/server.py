@@ -177,6 +177,7 @@ class Sidecar:
             prefill_failure_local=config.prefill_failure_local,
             prefill_timeout_s=config.prefill_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
+            bootstrap_port=config.bootstrap_port,
         )
 
     def _leg_headers(self, request_id: str, destination: HostPort) -> Mapping[str, str]:

@@ -273,7 +273,10 @@ async def test_sigterm_under_load_finishes_every_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--kv-connector", "sglang"), b"'sglang' is not supported, use offloading or nixlv2"),
+        (
+            ("--kv-connector", "mooncake"),
+            b"'mooncake' is not supported, use one of offloading, nixlv2, sglang",
+        ),
         (("--endpoints-file", "absent.yaml"), b"cannot start: absent.yaml: No such file"),
     ],
 )

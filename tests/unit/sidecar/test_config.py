@@ -91,6 +91,14 @@ def test_tls_is_on_as_in_the_reference() -> None:
     assert (config.secure, config.tls_legs) == (False, {"prefiller", "decoder"})
 
 
+def test_the_failure_policy_follows_what_the_engine_can_do() -> None:
+    assert _parse("--kv-connector", "offloading").prefill_failure_local
+    assert not _parse("--kv-connector", "sglang").prefill_failure_local
+    assert _parse("--kv-connector", "sglang", "--prefill-failure-policy", "local").prefill_failure_local
+    config = _parse("--kv-connector", "sglang", env={"SGLANG_BOOTSTRAP_PORT": "9001"})
+    assert (config.bootstrap_port, config.pull_enabled) == (9001, False)
+
+
 def test_a_listen_address_is_the_own_address_too() -> None:
     config = parse_config(["--endpoints-file", "f", "--listen-host", "127.0.1.1"], {})
     assert config.pod_ip == "127.0.1.1"
@@ -106,7 +114,7 @@ def test_the_ranks_this_process_serves() -> None:
     [
         (
             ("--kv-connector", "mooncake"),
-            "--kv-connector: 'mooncake' is not supported, use offloading or nixlv2",
+            "--kv-connector: 'mooncake' is not supported, use one of offloading, nixlv2, sglang",
         ),
         (("--kv-connector", "offloading", "--enable-p2p-pull"), "--enable-p2p-pull is for"),
         (("--secure-proxy=false", "--cert-path", "d"), "--cert-path needs --secure-proxy"),
