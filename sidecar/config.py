@@ -32,7 +32,7 @@ class SidecarConfig:
     connector: Connector
     enable_p2p_pull: bool  # nixlv2 only; the offloading connector can always pull
     p2p_base_port: int
-    bootstrap_port: int  # sglang only
+    bootstrap_port: int  # sglang and mooncake
     enforce_allow_list: bool
     endpoints_file: Path | None
     routing_key: bytes | None  # None: routing headers are not signed
@@ -97,6 +97,7 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         listen_host = _host("--listen-host", listen_host)
     # an sglang decode server cannot compute a prompt
     policy = args.prefill_failure_policy or ("error" if args.kv_connector == "sglang" else "local")
+    mooncake_port = args.mooncake_bootstrap_port
     pod_ip = args.pod_ip or (listen_host if listen_host not in ANY_HOST else None)
     return SidecarConfig(
         listen_host=listen_host,
@@ -109,7 +110,7 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         connector=Connector(args.kv_connector),
         enable_p2p_pull=args.enable_p2p_pull,
         p2p_base_port=args.p2p_connector_port,
-        bootstrap_port=args.sglang_bootstrap_port,
+        bootstrap_port=mooncake_port if args.kv_connector == "mooncake" else args.sglang_bootstrap_port,
         enforce_allow_list=args.enable_ssrf_protection,
         endpoints_file=args.endpoints_file,
         routing_key=key,

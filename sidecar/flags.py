@@ -42,7 +42,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "max-idle-conns-per-host": ("idle connections are closed by age, use --upstream-keepalive", ("1024",)),
     "tracing": ("spans are not exported; trace context is always passed on", ("false",)),
-    "mooncake-bootstrap-port": ("the mooncake connector is not supported", ("8998",)),
 }
 _UNSUPPORTED_PREFIXES: Final = {"moriio-": "MoRI-IO is not supported"}
 _CONFIGURATION: Final = ("configuration", "configuration-file")
@@ -113,11 +112,12 @@ def _parser(env: Mapping[str, str]) -> _Parser:
 
 def _add_routing(parser: _Parser, env: Mapping[str, str]) -> None:
     add = parser.add_argument
-    add("--kv-connector", default="nixlv2", help="offloading, nixlv2, sglang (experimental)")
+    add("--kv-connector", default="nixlv2", help="offloading, nixlv2; experimental: sglang, mooncake")
     _flag(parser, "--enable-p2p-pull", False, "pull prefix blocks with nixlv2")
     p2p_port = env.get("P2P_CONNECTOR_PORT", str(engine_wire.P2P_PORT))
     add("--p2p-connector-port", type=_port, default=p2p_port, help="P2P port of rank 0")
     bootstrap_port = env.get("SGLANG_BOOTSTRAP_PORT", "8998")
+    add("--mooncake-bootstrap-port", type=_port, default=8998, help="of every prefiller")
     add("--sglang-bootstrap-port", type=_port, default=bootstrap_port, help="of every prefiller")
     _flag(parser, "--enable-ssrf-protection", True, "talk to members of the pool only")
     add("--endpoints-file", type=Path, default=None, help="static endpoint file: the allow-list")

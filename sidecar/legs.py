@@ -1,8 +1,8 @@
 """The legs of one request: which calls go out, in which order, and what ends them.
 
-`offloading`, `sglang`: both legs at once; the decode answer is held back until the prefill leg has succeeded
-or the decode engine has produced a byte, so that a failed prefill can still be repaired unseen.
-`nixlv2`: prefill first, its answer's kv_transfer_params into the decode leg.
+`offloading`, `sglang`, `mooncake`: both legs at once; the decode answer is held back until the prefill
+leg has succeeded or the decode engine has produced a byte, so that a failed prefill can still be
+repaired unseen. `nixlv2`: prefill first, its answer's kv_transfer_params into the decode leg.
 A prefill leg that fails while nothing has reached the client: the decode leg is cancelled at once,
 other attempts follow if allowed, then the written policy (`local`: the own engine alone; `error`:
 the prefill's error). Every path cancels what it leaves behind and waits for it. All attempts of a
@@ -25,9 +25,11 @@ from engine_plugin import wire as engine_wire
 from sidecar import handoff as handoffs
 from sidecar import kv_params
 from sidecar.answer_edit import UsageEdit
+from sidecar.bootstrap import EngineIds
 from sidecar.errors import (
     PrefillParamsInvalid,
     UpstreamDied,
+    UpstreamError,
     UpstreamGarbage,
     UpstreamTimeout,
 )
@@ -60,7 +62,7 @@ class LegRules:
     prefill_failure_local: bool
     prefill_timeout_s: float  # all attempts of one request together
     idle_timeout_s: float
-    bootstrap_port: int  # sglang: of a prefiller's bootstrap server
+    bootstrap_port: int  # sglang, mooncake: of a prefiller's bootstrap server
 
 
 class SplitLegs:
@@ -73,6 +75,7 @@ class SplitLegs:
         rules: LegRules,
         hosts: Hosts,
         health: PeerHealth,
+        engine_ids: EngineIds,
         telemetry: Telemetry,
     ) -> None:
         self._engine = engine
@@ -80,6 +83,7 @@ class SplitLegs:
         self._rules = rules
         self._hosts = hosts
         self._health = health
+        self._engine_ids = engine_ids
         self._telemetry = telemetry
         self._warned_s = float("-inf")
 
@@ -121,6 +125,7 @@ class SplitLegs:
                 return None
             except PrefillFailed as failure:
                 last = failure
+                self._engine_ids.forget(prefillers[attempt % len(prefillers)])
             backoff_s = rules.prefill_retry_backoff_s
             out_of_time = time.monotonic() + backoff_s >= ends_s
             if not last.retryable or attempt == attempts - 1 or out_of_time:
@@ -144,9 +149,11 @@ class SplitLegs:
     async def _concurrent(
         self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
     ) -> None:
-        handoff = self._handoff(request.plan.kv_request_id, prefiller)
+        handoff = await self._handoff(request.plan.kv_request_id, prefiller)
         prefill = asyncio.create_task(
-            self._prefill.run(request, prefiller, handoff.prefill, timeout_s=timeout_s)
+            self._prefill.run(
+                request, prefiller, handoff.prefill, timeout_s=timeout_s, headers=handoff.headers
+            )
         )
         decode = asyncio.create_task(self._open_decode(self._decode_call(request, handoff.decode)))
         try:
@@ -156,10 +163,20 @@ class SplitLegs:
         finally:
             await _stop(prefill, decode)
 
-    def _handoff(self, kv_request_id: str, prefiller: Peer) -> Handoff:
-        if self._rules.connector is Connector.SGLANG:
-            return handoffs.sglang(prefiller, self._rules.bootstrap_port)
-        return handoffs.offloading(kv_request_id, prefiller)
+    async def _handoff(self, kv_request_id: str, prefiller: Peer) -> Handoff:
+        """Raises PrefillFailed: a mooncake prefiller's engine is not known."""
+        match self._rules.connector:
+            case Connector.SGLANG:
+                return handoffs.sglang(prefiller, self._rules.bootstrap_port)
+            case Connector.MOONCAKE:
+                try:
+                    engine_id = await self._engine_ids.of(prefiller)
+                except UpstreamError as error:
+                    self._health.prefill_failed(prefiller)
+                    raise PrefillFailed(error) from error
+                return handoffs.mooncake(prefiller, self._engine_ids.server(prefiller), engine_id)
+            case _:
+                return handoffs.offloading(kv_request_id, prefiller)
 
     async def _serial(
         self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from multidict import CIMultiDict
@@ -21,6 +22,7 @@ from sidecar.telemetry import Telemetry
 from sidecar.upstream import Call, Upstream, read_bounded
 from sidecar.usage import Usage, read_usage
 
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _RETRYABLE: Final = frozenset({502, 503, 504})
 
 
@@ -92,6 +94,7 @@ class PrefillLeg:
         members: Mapping[str, Any],
         *,
         timeout_s: float,
+        headers: Mapping[str, str] = _NO_HEADERS,
         own_request_id: bool = False,
     ) -> StoredAnswer:
         """One leg to its end; `members` are added to its body, and a pull where one is named.
@@ -108,6 +111,7 @@ class PrefillLeg:
         else:
             source = None
         call = self._call(request, prefiller, members, own_request_id=own_request_id)
+        call.headers.update(headers)
         try:
             answer = await self._send(call, request.api, timeout_s)
         except UpstreamError as error:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from sidecar import wire
 from sidecar.allowlist import AllowList, EndpointFileWatch
+from sidecar.bootstrap import EngineIds
 from sidecar.config import ANY_HOST, SidecarConfig
 from sidecar.endpoint import HostPort
 from sidecar.legs import LegRules, SplitLegs
@@ -102,12 +103,17 @@ class Sidecar:
         engine = self._upstream(None, "decoder")
         stack.push_async_callback(engine.close)
         own_host = config.listen_host if config.listen_host not in ANY_HOST else None
+        bootstrap = self._upstream(None, "bootstrap")
+        stack.push_async_callback(bootstrap.close)
+        engine_ids = EngineIds(bootstrap, config.bootstrap_port)
         peers = self._upstream(own_host, "prefiller")
         stack.push_async_callback(peers.close)
         prefill = PrefillLeg(
             peers, self.health, self.telemetry, self._leg_headers, max_answer_bytes=config.max_body_bytes
         )
-        legs = SplitLegs(engine, prefill, self._leg_rules(), self.allow_list, self.health, self.telemetry)
+        legs = SplitLegs(
+            engine, prefill, self._leg_rules(), self.allow_list, self.health, engine_ids, self.telemetry
+        )
         for rank in config.served_ranks:
             proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry)
             await self._listen(stack, proxy, config.port + rank, tls)

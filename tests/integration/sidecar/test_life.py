@@ -275,7 +275,7 @@ async def test_sigterm_under_load_finishes_every_stream(tmp_path: Path) -> None:
     [
         (
             ("--kv-connector", "mooncake"),
-            b"'mooncake' is not supported, use one of offloading, nixlv2, sglang",
+            b"'mooncake' is not supported, use one of offloading, nixlv2, sglang, mooncake",
         ),
         (("--endpoints-file", "absent.yaml"), b"cannot start: absent.yaml: No such file"),
     ],

@@ -75,7 +75,6 @@ def test_yaml_has_the_same_names_and_the_command_line_wins(tmp_path: Path) -> No
         "--decode-chunk-size=0",
         "--tracing=false",
         "--max-idle-conns-per-host=1024",
-        "--mooncake-bootstrap-port=8998",
         "--pool-group=inference.networking.k8s.io",
         "--inference-pool=",
     ],
@@ -113,8 +112,8 @@ def test_the_ranks_this_process_serves() -> None:
     ("argv", "sentence"),
     [
         (
-            ("--kv-connector", "mooncake"),
-            "--kv-connector: 'mooncake' is not supported, use one of offloading, nixlv2, sglang",
+            ("--kv-connector", "shared-storage"),
+            "'shared-storage' is not supported, use one of offloading, nixlv2, sglang, mooncake",
         ),
         (("--kv-connector", "offloading", "--enable-p2p-pull"), "--enable-p2p-pull is for"),
         (("--secure-proxy=false", "--cert-path", "d"), "--cert-path needs --secure-proxy"),
@@ -125,7 +124,6 @@ def test_the_ranks_this_process_serves() -> None:
         (("--tracing",), "--tracing: spans are not exported"),
         (("--max-idle-conns-per-host", "8"), "use --upstream-keepalive"),
         (("--moriio-write-mode",), "--moriio-*: MoRI-IO is not supported"),
-        (("--mooncake-bootstrap-port", "9000"), "--mooncake-bootstrap-port: the mooncake"),
         (("--zap-log-level", "loud"), "'loud' is none of debug"),
         (("--configuration", "port: 1", "--configuration-file", "f"), "exclude each other"),
         (("--configuration", "prot: 1"), "--configuration: unknown field 'prot'"),
