@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 
-from sidecar.config import ConfigError, SidecarConfig, parse_config
+from sidecar.certificates import CertificateError
+from sidecar.config import SidecarConfig, parse_config
 from sidecar.endpoint_file import EndpointFileError
+from sidecar.flags import ConfigError
 from sidecar.pool_watch.errors import AccessError
 from sidecar.server import Sidecar
 
@@ -28,10 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         _log.error("%s", error)
         return 2
+    logging.getLogger().setLevel(config.log_level)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
-    except (EndpointFileError, AccessError, OSError) as error:
+    except (EndpointFileError, AccessError, CertificateError, OSError) as error:
         _log.error("cannot start: %s", error)
         return 2
 

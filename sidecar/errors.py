@@ -75,6 +75,14 @@ class BodyTooSlow(SidecarError):
     type = "BadRequestError"
 
 
+class ShuttingDown(SidecarError):
+    """This sidecar is about to end: the request belongs to another endpoint."""
+
+    status = 503
+    reason = "draining"
+    type = "ServiceUnavailableError"
+
+
 class UpstreamError(SidecarError):
     """An engine (own or remote) did not answer; nothing of an answer was received."""
 
@@ -109,6 +117,15 @@ class UpstreamGarbage(UpstreamError):
     """What came back is not HTTP, or is more than may be held."""
 
     reason = "garbage"
+
+
+class PrefillParamsInvalid(UpstreamError):
+    """The prefill endpoint answered with kv_transfer_params that our engine must not follow."""
+
+    reason = "params_invalid"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"kv_transfer_params of the prefill endpoint's answer: {what}")
 
 
 class StreamBroken(Exception):

@@ -1,11 +1,12 @@
 """The legs of one request: which calls go out, in which order, and what ends them.
 
-`offloading`: both legs at once; the decode answer is held back until the prefill leg has succeeded
-or the decode engine has produced a byte, so that a failed prefill can still be repaired unseen.
-`nixlv2`: prefill first, its answer's kv_transfer_params into the decode leg.
+`offloading`, `sglang`, `mooncake`: both legs at once; the decode answer is held back until the prefill
+leg has succeeded or the decode engine has produced a byte, so that a failed prefill can still be
+repaired unseen. `nixlv2`: prefill first, its answer's kv_transfer_params into the decode leg.
 A prefill leg that fails while nothing has reached the client: the decode leg is cancelled at once,
 other attempts follow if allowed, then the written policy (`local`: the own engine alone; `error`:
-the prefill's error). Every path cancels what it leaves behind and waits for it.
+the prefill's error). Every path cancels what it leaves behind and waits for it. All attempts of a
+request together have one deadline (docs/sidecar.md has every wait and its bound).
 """
 
 from __future__ import annotations
@@ -13,28 +14,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 from multidict import CIMultiDict
 
-from sidecar import kv_params, wire
-from sidecar.endpoint import HostPort
-from sidecar.errors import UpstreamDied, UpstreamError, UpstreamGarbage, UpstreamTimeout
-from sidecar.kv_params import Api
-from sidecar.plan import Connector, Peer, PrefillDecode
+from engine_plugin import wire as engine_wire
+from sidecar import handoff as handoffs
+from sidecar import kv_params
+from sidecar.answer_edit import UsageEdit
+from sidecar.bootstrap import EngineIds
+from sidecar.errors import (
+    PrefillParamsInvalid,
+    UpstreamDied,
+    UpstreamError,
+    UpstreamGarbage,
+    UpstreamTimeout,
+)
+from sidecar.handoff import Handoff
+from sidecar.nixl_params import Hosts, check_prefill_params
+from sidecar.peer_health import PeerHealth
+from sidecar.plan import Connector, Peer
+from sidecar.prefill import PrefillFailed, PrefillLeg, SplitRequest, StoredAnswer
 from sidecar.relay import ClientStream
 from sidecar.telemetry import Telemetry
-from sidecar.upstream import Call, Upstream, read_bounded
+from sidecar.upstream import Call, Upstream
+from sidecar.usage import Usage
 
 _log = logging.getLogger(__name__)
 
-_RETRYABLE: Final = frozenset({502, 503, 504})
 _MAX_ATTEMPTS: Final = 8
 _WARN_EVERY_S: Final = 10.0
+_USAGE_WAIT_S: Final = 0.5
+_NIXL_PREFILL: Final = {engine_wire.KV_TRANSFER_PARAMS: engine_wire.nixl_prefill_params()}
+_SUSPECTED: Final = "suspected"  # reason of a fallback: no prefiller was even asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,77 +60,31 @@ class LegRules:
     prefill_max_retries: int
     prefill_retry_backoff_s: float
     prefill_failure_local: bool
-    prefill_timeout_s: float
+    prefill_timeout_s: float  # all attempts of one request together
     idle_timeout_s: float
-    max_answer_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRequest:
-    """What both legs are made of."""
-
-    plan: PrefillDecode
-    api: Api
-    engine: HostPort
-    target: str
-    headers: CIMultiDict[str]
-    raw: bytes  # the client's body without kv_transfer_params of its own
-    body: Mapping[str, Any]  # the same, parsed
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """A prefill answer, whole."""
-
-    status: int
-    headers: CIMultiDict[str]
-    body: bytes
-
-
-class PrefillFailed(Exception):
-    """A prefill leg failed and nothing has reached the client."""
-
-    def __init__(self, cause: UpstreamError | StoredAnswer) -> None:
-        super().__init__("prefill failed")
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        """For metrics: from a fixed set."""
-        if isinstance(self.cause, UpstreamError):
-            return self.cause.reason
-        return f"status_{self.cause.status // 100}xx"
-
-    @property
-    def retryable(self) -> bool:
-        """Whether another attempt may go better (the same codes as the reference)."""
-        return isinstance(self.cause, UpstreamError) or self.cause.status in _RETRYABLE
-
-
-@dataclass(slots=True)
-class _Opened:
-    """A decode answer whose first piece is here (empty: no body)."""
-
-    answer: aiohttp.ClientResponse
-    first: bytes
+    bootstrap_port: int  # sglang, mooncake: of a prefiller's bootstrap server
 
 
 class SplitLegs:
-    """Runs prefill/decode requests. `sign_leg` gives the headers a peer's sidecar asks of a leg."""
+    """Runs prefill/decode requests."""
 
     def __init__(
         self,
         engine: Upstream,
-        peers: Upstream,
+        prefill: PrefillLeg,
         rules: LegRules,
+        hosts: Hosts,
+        health: PeerHealth,
+        engine_ids: EngineIds,
         telemetry: Telemetry,
-        sign_leg: Callable[[str, HostPort], Mapping[str, str]],
     ) -> None:
         self._engine = engine
-        self._peers = peers
+        self._prefill = prefill
         self._rules = rules
+        self._hosts = hosts
+        self._health = health
+        self._engine_ids = engine_ids
         self._telemetry = telemetry
-        self._sign_leg = sign_leg
         self._warned_s = float("-inf")
 
     async def run(self, request: SplitRequest, client: ClientStream) -> None:
@@ -125,115 +94,143 @@ class SplitLegs:
             UpstreamError: no engine answered (nothing has reached the client).
             StreamBroken, ConnectionError: as `ClientStream.relay`.
         """
-        prefillers = request.plan.prefillers
-        attempts = min(_MAX_ATTEMPTS, max(1 + self._rules.prefill_max_retries, len(prefillers)))
-        run = self._concurrent if self._rules.connector is Connector.OFFLOADING else self._serial
-        for attempt in range(attempts):
-            try:
-                await run(request, prefillers[attempt % len(prefillers)], client)
+        prefillers = self._health.usable_prefillers(request.plan.prefillers)
+        if not prefillers:
+            if self._rules.prefill_failure_local:
+                await self._local(request, client, _SUSPECTED)
                 return
-            except PrefillFailed as failure:
-                last = failure
-            if not last.retryable or attempt == attempts - 1:
-                break
-            self._telemetry.retried("prefill")
-            await asyncio.sleep(self._rules.prefill_retry_backoff_s)
-        await self._without_prefill(request, client, last)
-
-    # --- one attempt ---------------------------------------------------------------------------
-
-    async def _concurrent(self, request: SplitRequest, prefiller: Peer, client: ClientStream) -> None:
-        kv_request_id = request.plan.kv_request_id
-        params = kv_params.offloading_prefill_params(kv_request_id, self._pull(request, prefiller))
-        decode_params = kv_params.offloading_decode_params(
-            kv_request_id, prefiller.serving.host, prefiller.p2p_port
-        )
-        prefill = asyncio.create_task(self._prefill(request, prefiller, params))
-        decode = asyncio.create_task(self._open_decode(self._decode_call(request, decode_params)))
-        try:
-            opened = await _decode_or_failure(decode, prefill)
-            await client.relay(opened.answer, opened.first)
-        finally:
-            await _stop(prefill, decode)
-
-    async def _serial(self, request: SplitRequest, prefiller: Peer, client: ClientStream) -> None:
-        params = kv_params.nixl_prefill_params(self._pull(request, prefiller))
-        answer = await self._prefill(request, prefiller, params, own_request_id=True)
-        decode_params = kv_params.prefill_answer_params(answer.body)
-        if decode_params is None:
-            raise PrefillFailed(UpstreamGarbage("The prefill endpoint answered without kv_transfer_params"))
-        async with self._engine.answer(self._decode_call(request, decode_params)) as decode:
-            await client.relay(decode)
-
-    async def _without_prefill(
-        self, request: SplitRequest, client: ClientStream, failure: PrefillFailed
-    ) -> None:
-        """The written policy."""
+            prefillers = request.plan.prefillers
+        failure = await self._attempts(request, prefillers, client)
+        if failure is None:
+            return
         if self._rules.prefill_failure_local:
-            self._telemetry.fell_back(failure.reason)
-            self._warn(failure)
-            async with self._engine.answer(self._decode_call(request, None, leg="local")) as answer:
-                await client.relay(answer)
+            await self._local(request, client, failure.reason)
         elif isinstance(failure.cause, StoredAnswer):
             await client.send(failure.cause.status, failure.cause.headers, failure.cause.body)
         else:
             raise failure.cause
 
-    def _warn(self, failure: PrefillFailed) -> None:
+    async def _attempts(
+        self, request: SplitRequest, prefillers: tuple[Peer, ...], client: ClientStream
+    ) -> PrefillFailed | None:
+        """None once the request has been served; else the last failure."""
+        rules = self._rules
+        attempts = min(_MAX_ATTEMPTS, max(1 + rules.prefill_max_retries, len(prefillers)))
+        run = self._serial if rules.connector is Connector.NIXLV2 else self._concurrent
+        ends_s = time.monotonic() + rules.prefill_timeout_s
+        for attempt in range(attempts):
+            left_s = ends_s - time.monotonic()
+            try:
+                await run(request, prefillers[attempt % len(prefillers)], client, left_s)
+                return None
+            except PrefillFailed as failure:
+                last = failure
+                self._engine_ids.forget(prefillers[attempt % len(prefillers)])
+            backoff_s = rules.prefill_retry_backoff_s
+            out_of_time = time.monotonic() + backoff_s >= ends_s
+            if not last.retryable or attempt == attempts - 1 or out_of_time:
+                break
+            self._telemetry.retried("prefill")
+            await asyncio.sleep(backoff_s)
+        return last
+
+    async def _local(self, request: SplitRequest, client: ClientStream, reason: str) -> None:
+        """The own engine alone, without parameters."""
+        self._telemetry.fell_back(reason)
         now_s = time.monotonic()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
-            _log.warning("prefill leg failed (%s): served by the own engine alone", failure.reason)
+            _log.warning("prefill leg failed (%s): served by the own engine alone", reason)
+        async with self._engine.answer(self._decode_call(request, None, leg="local")) as answer:
+            await client.relay(answer)
 
-    # --- single legs ---------------------------------------------------------------------------
+    # --- one attempt ---------------------------------------------------------------------------
 
-    def _pull(self, request: SplitRequest, prefiller: Peer) -> dict[str, Any] | None:
-        source = request.plan.source_for(prefiller)
-        if source is None:
-            return None
-        self._telemetry.pull_requested("prefill")
-        return kv_params.pull_params(request.plan.kv_request_id, source.serving.host, source.p2p_port)
+    async def _concurrent(
+        self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
+    ) -> None:
+        handoff = await self._handoff(request.plan.kv_request_id, prefiller)
+        prefill = asyncio.create_task(
+            self._prefill.run(
+                request, prefiller, handoff.prefill, timeout_s=timeout_s, headers=handoff.headers
+            )
+        )
+        decode = asyncio.create_task(self._open_decode(self._decode_call(request, handoff.decode)))
+        try:
+            opened = await _decode_or_failure(decode, prefill)
+            edit = UsageEdit(request.api, lambda: _usage_of(prefill))
+            await self._relay(client, opened.answer, edit, opened.first)
+        finally:
+            await _stop(prefill, decode)
 
-    async def _prefill(
-        self,
-        request: SplitRequest,
-        prefiller: Peer,
-        params: Mapping[str, Any],
-        *,
-        own_request_id: bool = False,
-    ) -> StoredAnswer:
-        """One prefill leg to its end.
+    async def _handoff(self, kv_request_id: str, prefiller: Peer) -> Handoff:
+        """Raises PrefillFailed: a mooncake prefiller's engine is not known."""
+        match self._rules.connector:
+            case Connector.SGLANG:
+                return handoffs.sglang(prefiller, self._rules.bootstrap_port)
+            case Connector.MOONCAKE:
+                try:
+                    engine_id = await self._engine_ids.of(prefiller)
+                except UpstreamError as error:
+                    self._health.prefill_failed(prefiller)
+                    raise PrefillFailed(error) from error
+                return handoffs.mooncake(prefiller, self._engine_ids.server(prefiller), engine_id)
+            case _:
+                return handoffs.offloading(kv_request_id, prefiller)
+
+    async def _serial(
+        self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
+    ) -> None:
+        answer = await self._prefill.run(
+            request, prefiller, _NIXL_PREFILL, timeout_s=timeout_s, own_request_id=True
+        )
+        decode_members = {engine_wire.KV_TRANSFER_PARAMS: self._checked(answer, prefiller)}
+
+        async def usage() -> Usage | None:
+            return answer.usage
+
+        async with self._engine.answer(self._decode_call(request, decode_members)) as decode:
+            await self._relay(client, decode, UsageEdit(request.api, usage))
+
+    def _checked(self, answer: StoredAnswer, prefiller: Peer) -> dict[str, Any]:
+        """What a nixlv2 prefill answer tells the decode engine.
 
         Raises:
-            PrefillFailed: no answer, or one that is not a success.
+            PrefillFailed: nothing, or what our engine must not follow.
         """
-        headers = CIMultiDict(request.headers)
-        headers.popall("Accept-Encoding", None)  # the answer is read here
-        if own_request_id:
-            headers.popall(wire.REQUEST_ID, None)
-            headers[wire.REQUEST_ID] = str(uuid.uuid4())
-        headers.update(self._sign_leg(headers.get(wire.REQUEST_ID, ""), prefiller.serving))
-        body = kv_params.prefill_body(request.api, request.body, params)
-        call = Call("prefill", prefiller.serving, "POST", request.target, headers, body)
+        params = kv_params.prefill_answer_params(answer.body)
+        if params is None:
+            raise PrefillFailed(UpstreamGarbage("The prefill endpoint answered without kv_transfer_params"))
         try:
-            async with asyncio.timeout(self._rules.prefill_timeout_s), self._peers.answer(call) as answer:
-                content = await read_bounded(answer, self._rules.max_answer_bytes)
-                stored = StoredAnswer(answer.status, CIMultiDict(answer.headers), content)
-        except TimeoutError as error:
-            limit_s = self._rules.prefill_timeout_s
-            raise PrefillFailed(UpstreamTimeout(f"The prefill leg took longer than {limit_s:g} s")) from error
-        except UpstreamError as error:
+            check_prefill_params(params, self._hosts)
+        except PrefillParamsInvalid as error:
+            self._health.prefill_failed(prefiller)
             raise PrefillFailed(error) from error
-        if not 200 <= stored.status < 300:
-            raise PrefillFailed(stored)
-        return stored
+        return params
+
+    async def _relay(
+        self,
+        client: ClientStream,
+        answer: aiohttp.ClientResponse,
+        edit: UsageEdit,
+        first: bytes | None = None,
+    ) -> None:
+        try:
+            await client.relay(answer, first, edit)
+        finally:
+            self._telemetry.usage_corrected(edit.corrections)
+
+    # --- the decode leg ------------------------------------------------------------------------
 
     def _decode_call(
-        self, request: SplitRequest, params: Mapping[str, Any] | None, leg: str = "decode"
+        self, request: SplitRequest, members: Mapping[str, Any] | None, leg: str = "decode"
     ) -> Call:
-        body = request.raw if params is None else kv_params.with_params(request.raw, params)
+        body = request.raw if members is None else kv_params.with_members(request.raw, members)
         assert body is not None, "a split request's body is a JSON object"
-        return Call(leg, request.engine, "POST", request.target, CIMultiDict(request.headers), body)
+        headers = CIMultiDict(request.headers)
+        if members is not None:
+            headers.popall("Accept-Encoding", None)  # its usage may have to be corrected
+        return Call(leg, request.engine, "POST", request.target, headers, body)
 
     async def _open_decode(self, call: Call) -> _Opened:
         answer = await self._engine.open(call)
@@ -251,6 +248,14 @@ class SplitLegs:
             raise
 
 
+@dataclass(slots=True)
+class _Opened:
+    """A decode answer whose first piece is here (empty: no body)."""
+
+    answer: aiohttp.ClientResponse
+    first: bytes
+
+
 async def _decode_or_failure(decode: asyncio.Task[_Opened], prefill: asyncio.Task[StoredAnswer]) -> _Opened:
     """The decode answer, or the failure that comes first. Cases, in the order in which they are tested:
 
@@ -265,6 +270,14 @@ async def _decode_or_failure(decode: asyncio.Task[_Opened], prefill: asyncio.Tas
         if not answered:
             raise failure
     return await decode
+
+
+async def _usage_of(prefill: asyncio.Task[StoredAnswer]) -> Usage | None:
+    """What the prefill leg's answer says; its engine may hand blocks over just before it answers."""
+    await asyncio.wait({prefill}, timeout=_USAGE_WAIT_S)
+    if not prefill.done() or prefill.cancelled() or prefill.exception() is not None:
+        return None
+    return prefill.result().usage
 
 
 async def _stop(prefill: asyncio.Task[StoredAnswer], decode: asyncio.Task[_Opened]) -> None:

@@ -44,6 +44,8 @@ class Connector(enum.StrEnum):
 
     OFFLOADING = "offloading"
     NIXLV2 = "nixlv2"
+    SGLANG = "sglang"
+    MOONCAKE = "mooncake"
 
 
 class Members(Protocol):
@@ -83,6 +85,7 @@ class Peer:
 
     serving: HostPort
     p2p_port: int
+    rank: int = 0  # data-parallel, within its pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +283,14 @@ class _Planner:
         if row is not None:
             role = row.labels.get(_ROLE_LABEL)
             wrong = roles is not None and role is not None and role not in roles
-            return "wrong_role" if wrong else Peer(address, row.p2p_port)
+            return "wrong_role" if wrong else Peer(address, row.p2p_port, row.rank)
         if self._members.enforced:
             return "not_allowed"
         try:
             rank = rank_of(address.port, self._rules.base_port, self._rules.ranks)
         except IdentityError:
             return "rank_out_of_range"
-        return Peer(address, self._rules.p2p_base_port + rank)
+        return Peer(address, self._rules.p2p_base_port + rank, rank)
 
     def _address(self, rank: int) -> HostPort | None:
         """Serving address of a rank of this pod."""

@@ -17,6 +17,7 @@ from aiohttp import StreamReader, web
 
 from sidecar import kv_params, wire
 from sidecar.allowlist import AllowList
+from sidecar.answer_edit import UsageWatch
 from sidecar.endpoint import HostPort
 from sidecar.errors import (
     BodyEncoded,
@@ -24,13 +25,16 @@ from sidecar.errors import (
     BodyTooLarge,
     BodyTooSlow,
     RoutingRefused,
+    ShuttingDown,
     SidecarError,
     StreamBroken,
     TargetInvalid,
 )
-from sidecar.headers import joined, request_headers, values_of
+from sidecar.handoff import OWNED
+from sidecar.headers import request_headers
 from sidecar.kv_params import Api
-from sidecar.legs import SplitLegs, SplitRequest
+from sidecar.legs import SplitLegs
+from sidecar.peer_health import PeerHealth
 from sidecar.plan import (
     Aggregated,
     Facts,
@@ -42,14 +46,16 @@ from sidecar.plan import (
     Self,
     plan_request,
 )
+from sidecar.prefill import SplitRequest
 from sidecar.relay import ClientStream
-from sidecar.routing_auth import RoutingAuth, RoutingClaims, verify_routing
 from sidecar.telemetry import Telemetry
+from sidecar.trust import Trust, request_id
 from sidecar.upstream import Call, Upstream
 
 _log = logging.getLogger(__name__)
 
 _HEALTH_PATH: Final = "/health"
+_MANY_PIECES: Final = 256  # a list of them costs more than their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +94,15 @@ class Proxy:
         allow_list: AllowList,
         engine: Upstream,
         legs: SplitLegs,
+        health: PeerHealth,
         telemetry: Telemetry,
     ) -> None:
         self._rules = rules
         self._allow_list = allow_list
+        self._trust = Trust(rules.routing_key, rules.serving, allow_list)
         self._engine = engine
         self._legs = legs
+        self._health = health
         self._telemetry = telemetry
         self._active = 0
         self._idle = asyncio.Event()
@@ -151,9 +160,15 @@ class Proxy:
         if started is not None:
             exchange.client.break_off()
             return started
-        return web.json_response(error.body(), status=error.status)
+        response = web.json_response(error.body(), status=error.status)
+        if isinstance(error, ShuttingDown):
+            response.headers["Retry-After"] = "1"
+            response.force_close()
+        return response
 
     async def _serve(self, exchange: _Exchange) -> None:
+        if self.draining:
+            raise ShuttingDown("This endpoint is shutting down: try another one")
         request = exchange.request
         target = _target(request)
         api = kv_params.api_of(request.method, request.path)
@@ -176,7 +191,9 @@ class Proxy:
     # --- plan ----------------------------------------------------------------------------------
 
     def _plan(self, request: web.Request, api: Api | None) -> ForwardPlan:
-        facts = Facts(self._auth(request), generates=api is not None, from_peer=self._from_peer(request))
+        facts = Facts(
+            self._trust.auth(request), generates=api is not None, from_peer=self._trust.from_peer(request)
+        )
         return plan_request(
             request.headers,
             facts,
@@ -185,36 +202,6 @@ class Proxy:
             self._allow_list,
             kv_params.request_id_or_fresh,
         )
-
-    def _auth(self, request: web.Request) -> RoutingAuth:
-        key = self._rules.routing_key
-        if key is None:
-            return RoutingAuth.OFF
-        headers = request.headers
-        claims = RoutingClaims(
-            request_id=_request_id(request),
-            destination=self._signed_destination(request),
-            prefiller=joined(headers, wire.PREFILLER_HOST_PORT),
-            source=joined(headers, wire.KV_CACHE_SOURCE_HOST_PORT),
-        )
-        return verify_routing(key, headers.get(wire.ROUTING_AUTH), claims, now_s=time.time())
-
-    def _signed_destination(self, request: web.Request) -> str:
-        """The destination the picker signed: a fallback list counts where it names this listener."""
-        own = str(self._rules.serving)
-        listed = values_of(request.headers, wire.DESTINATION)
-        return joined(request.headers, wire.DESTINATION) if own in listed else own
-
-    def _from_peer(self, request: web.Request) -> bool:
-        """A leg is believed when it is signed or, without a key, comes from a pool member's address."""
-        leg = request.headers.get(wire.LEG)
-        if leg is None:
-            return False
-        if self._rules.routing_key is None:
-            return not self._allow_list.enforced or self._allow_list.has_host(request.remote)
-        claims = RoutingClaims.of_leg(_request_id(request), str(self._rules.serving), leg)
-        auth = request.headers.get(wire.ROUTING_AUTH)
-        return verify_routing(self._rules.routing_key, auth, claims, now_s=time.time()).trusted
 
     def _count(self, plan: ForwardPlan) -> None:
         for dropped in plan.dropped:
@@ -230,17 +217,21 @@ class Proxy:
             await self._single(exchange, plan.rank, target, _streamed(request), keep_length=True)
             return
         body = await self._body(request)
-        if plan.source is not None:
-            source = plan.source
-            params = kv_params.pull_params(plan.kv_request_id, source.serving.host, source.p2p_port)
-            rewritten = kv_params.with_params(body, params)
-            if rewritten is None:
-                self._telemetry.pull_skipped("body_not_object")
-            else:
-                self._telemetry.pull_requested("aggregated")
-                exchange.kv_request_id = plan.kv_request_id
-                body = rewritten
-        await self._single(exchange, plan.rank, target, body)
+        source = plan.source
+        if source is None or api is None or not self._health.allows_pull(source):
+            await self._single(exchange, plan.rank, target, body)
+            return
+        params = kv_params.pull_params(plan.kv_request_id, source.serving.host, source.p2p_port)
+        rewritten = kv_params.with_params(body, params)
+        if rewritten is None:
+            self._telemetry.pull_skipped("body_not_object")
+            await self._single(exchange, plan.rank, target, body)
+            return
+        self._telemetry.pull_requested("aggregated")
+        exchange.kv_request_id = plan.kv_request_id
+        watch = UsageWatch(api)
+        await self._single(exchange, plan.rank, target, rewritten, watch=watch)
+        self._health.pull_ended("aggregated", source, watch.usage)
 
     async def _split(self, exchange: _Exchange, plan: PrefillDecode, api: Api, target: str) -> None:
         raw = await self._body(exchange.request)
@@ -263,13 +254,14 @@ class Proxy:
         body: bytes | StreamReader | None,
         *,
         keep_length: bool = False,
+        watch: UsageWatch | None = None,
     ) -> None:
         """One leg to the own engine, answer passed through."""
         request = exchange.request
         headers = request_headers(request.headers, without=() if keep_length else ("content-length",))
         call = Call("engine", self._engine_address(rank), request.method, target, headers, body)
         async with self._engine.answer(call) as answer:
-            await exchange.client.relay(answer)
+            await exchange.client.relay(answer, edit=watch)
 
     def _engine_address(self, rank: int) -> HostPort:
         return HostPort(self._rules.engine_host, self._rules.engine_base_port + rank)
@@ -283,7 +275,7 @@ class Proxy:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BodyEncoded("A compressed request body cannot be routed: send it uncompressed")
         raw = await self._read(request)
-        cleaned = kv_params.without_client_params(raw)
+        cleaned = kv_params.without_client_params(raw, OWNED[self._rules.routing.connector])
         if cleaned is not raw:
             self._telemetry.client_params_removed()
         return cleaned
@@ -293,18 +285,22 @@ class Proxy:
         too_large = BodyTooLarge(f"The request body is larger than {limit_bytes} bytes")
         if (request.content_length or 0) > limit_bytes:
             raise too_large
-        pieces = bytearray()
+        whole, pieces, size_bytes = bytearray(), list[bytes](), 0
         try:
             async with asyncio.timeout(self._rules.body_timeout_s):
                 async for piece in request.content.iter_any():
-                    pieces += piece
-                    if len(pieces) > limit_bytes:
+                    pieces.append(piece)
+                    size_bytes += len(piece)
+                    if size_bytes > limit_bytes:
                         raise too_large
+                    if len(pieces) >= _MANY_PIECES:
+                        whole += b"".join(pieces)
+                        pieces.clear()
         except TimeoutError as error:
             raise BodyTooSlow(f"No whole body in {self._rules.body_timeout_s:g} s") from error
         except web.RequestPayloadError as error:
             raise BodyInvalid("The request body's framing is broken") from error
-        return bytes(pieces)
+        return b"".join((whole, *pieces)) if whole or len(pieces) != 1 else pieces[0]
 
     def _log_end(self, exchange: _Exchange) -> None:
         if not _log.isEnabledFor(logging.INFO):
@@ -321,13 +317,9 @@ class Proxy:
         )
 
 
-def _request_id(request: web.Request) -> str:
-    return request.headers.get(wire.REQUEST_ID, "")
-
-
 def _log_name(request: web.Request) -> str:
     """The request id as it may stand in a log line."""
-    return _request_id(request)[:128].encode("ascii", "backslashreplace").decode() or "-"
+    return request_id(request)[:128].encode("ascii", "backslashreplace").decode() or "-"
 
 
 def _streamed(request: web.Request) -> StreamReader | None:

@@ -8,50 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Final, Self
+from typing import Self
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from sidecar import wire
 from sidecar.allowlist import AllowList, EndpointFileWatch
+from sidecar.bootstrap import EngineIds
 from sidecar.config import ANY_HOST, SidecarConfig
 from sidecar.endpoint import HostPort
 from sidecar.legs import LegRules, SplitLegs
+from sidecar.listener import Binding, Listener
+from sidecar.peer_health import PeerHealth
 from sidecar.plan import RoutingRules
 from sidecar.plan import Self as OwnRank
 from sidecar.pool_members import PoolReference, watch_members
+from sidecar.prefill import PrefillLeg
 from sidecar.proxy import Proxy, ProxyRules
-from sidecar.relay import strip_library_headers
 from sidecar.routing_auth import RoutingClaims, sign_routing
 from sidecar.telemetry import Telemetry, metrics_app
+from sidecar.tls import client_context, server_context
 from sidecar.upstream import Upstream
 
 _log = logging.getLogger(__name__)
-
-_MAX_FIELD_BYTES: Final = 64 << 10
-_MAX_HEADERS: Final = 512
-_CANCEL_GRACE_S: Final = 1.0  # for handlers to end after the drain time is over
-_CLIENT_KEEPALIVE_S: Final = 3630.0  # longer than the gateway's hour
-_LINGER_S: Final = 2.0  # to let a refused client read its answer before we stop reading its body
-
-
-class _NoPayload(logging.Filter):
-    """Parse errors quote the bytes they stumbled over, which may be a prompt: keep their type."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.msg, record.args = "refused a request that is not HTTP: %s", (type(error).__name__,)
-            record.exc_info = record.exc_text = None
-        return True
-
-
-_http_log = logging.getLogger("sidecar.http")
-_http_log.addFilter(_NoPayload())
 
 
 class Sidecar:
@@ -59,16 +42,17 @@ class Sidecar:
 
     Raises on entering:
         EndpointFileError: the endpoint file cannot be used.
+        CertificateError: the mounted certificate cannot be used.
         OSError: a port cannot be bound.
     """
 
     def __init__(self, config: SidecarConfig, telemetry: Telemetry | None = None) -> None:
         self._config = config
         self.telemetry = telemetry or Telemetry()
+        self.health = PeerHealth(self.telemetry)
         self.allow_list = AllowList(enforced=config.enforce_allow_list)
         self._proxies: list[Proxy] = []
-        self._runners: list[web.AppRunner] = []
-        self._sites: list[web.TCPSite] = []
+        self._listeners: list[Listener] = []
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -86,16 +70,16 @@ class Sidecar:
         """What the listeners are bound to, in the order of their ranks."""
         return [f"{self._config.listen_host}:{self._config.port + r}" for r in self._config.served_ranks]
 
-    async def drain(self) -> None:
-        """Stop accepting; let open requests end, for at most the drain time."""
+    def refuse_new(self) -> None:
+        """From now on a request is answered 503, so that a gateway takes it elsewhere."""
         for proxy in self._proxies:
             proxy.draining = True
-        for site in self._sites:
-            await site.stop()
-        self._sites.clear()
-        for runner in self._runners:
-            if runner.server is not None:
-                runner.server.pre_shutdown()
+
+    async def drain(self) -> None:
+        """Stop accepting; let open requests end, for at most the drain time."""
+        self.refuse_new()
+        for listener in self._listeners:
+            listener.stop_accepting()
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 for proxy in self._proxies:
@@ -119,51 +103,50 @@ class Sidecar:
         if config.inference_pool is not None:
             pool = PoolReference(config.inference_pool, config.pool_group, config.p2p_base_port)
             await stack.enter_async_context(watch_members(pool, self.allow_list, self.telemetry))
-        engine = self._upstream(None)
+        tls = server_context(config.cert_path) if config.secure else None
+        engine = self._upstream(None, "decoder")
         stack.push_async_callback(engine.close)
-        peers = self._upstream(config.listen_host if config.listen_host not in ANY_HOST else None)
+        own_host = config.listen_host if config.listen_host not in ANY_HOST else None
+        bootstrap = self._upstream(None, "bootstrap")
+        stack.push_async_callback(bootstrap.close)
+        engine_ids = EngineIds(bootstrap, config.bootstrap_port)
+        peers = self._upstream(own_host, "prefiller")
         stack.push_async_callback(peers.close)
-        legs = SplitLegs(engine, peers, self._leg_rules(), self.telemetry, self._leg_headers)
+        prefill = PrefillLeg(
+            peers, self.health, self.telemetry, self._leg_headers, max_answer_bytes=config.max_body_bytes
+        )
+        legs = SplitLegs(
+            engine, prefill, self._leg_rules(), self.allow_list, self.health, engine_ids, self.telemetry
+        )
         for rank in config.served_ranks:
-            proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.telemetry)
-            await self._listen(stack, proxy, config.port + rank)
+            proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry)
+            await self._listen(stack, proxy, config.port + rank, tls)
+        self.telemetry.count_clients(lambda: sum(listener.connections for listener in self._listeners))
         if config.metrics_port:
             await self._serve_metrics(stack)
 
-    def _upstream(self, bind_host: str | None) -> Upstream:
+    def _upstream(self, bind_host: str | None, leg: str) -> Upstream:
         config = self._config
+        verify = leg not in config.unverified_legs
         return Upstream(
             self.telemetry,
+            leg,
             connect_timeout_s=config.connect_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
             keepalive_s=config.upstream_keepalive_s,
             bind_host=bind_host,
+            tls=client_context(verify=verify) if leg in config.tls_legs else None,
         )
 
-    async def _listen(self, stack: AsyncExitStack, proxy: Proxy, port: int) -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", proxy.handle)
-        app.on_response_prepare.append(strip_library_headers)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=_http_log,
-            lingering_time=_LINGER_S,
-            handler_cancellation=True,  # a client that leaves cancels its request, and so its legs
-            auto_decompress=False,
-            keepalive_timeout=_CLIENT_KEEPALIVE_S,
-            shutdown_timeout=_CANCEL_GRACE_S,
-            max_line_size=_MAX_FIELD_BYTES,
-            max_field_size=_MAX_FIELD_BYTES,
-            max_headers=_MAX_HEADERS,
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, self._config.listen_host, port)
-        await site.start()
+    async def _listen(
+        self, stack: AsyncExitStack, proxy: Proxy, port: int, tls: ssl.SSLContext | None
+    ) -> None:
+        binding = Binding(self._config.listen_host, port, tls, self._config.head_timeout_s)
+        listener = Listener(binding, proxy.handle)
+        stack.push_async_callback(listener.close)
+        await listener.start()
         self._proxies.append(proxy)
-        self._runners.append(runner)
-        self._sites.append(site)
+        self._listeners.append(listener)
 
     async def _serve_metrics(self, stack: AsyncExitStack) -> None:
         runner = web.AppRunner(metrics_app(self.telemetry), access_log=None)
@@ -204,7 +187,7 @@ class Sidecar:
             prefill_failure_local=config.prefill_failure_local,
             prefill_timeout_s=config.prefill_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
-            max_answer_bytes=config.max_body_bytes,
+            bootstrap_port=config.bootstrap_port,
         )
 
     def _leg_headers(self, request_id: str, destination: HostPort) -> Mapping[str, str]:

@@ -5,6 +5,8 @@ Own registry, no global state: two sidecars in one process (tests) do not share 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -24,6 +26,20 @@ class Telemetry:
             "kvpull_sidecar_active_requests", "Requests being served now.", registry=self.registry
         )
         self._pulls = self._counter("pulls_requested", "Legs sent with a remote_kv_source.", "leg")
+        self._pulls_ended = self._counter(
+            "pulls_ended",
+            "Answers to legs with a pull: cached (some prompt tokens), nothing, or unknown (no figure).",
+            "leg",
+            "outcome",
+        )
+        self._pull_cached = self._counter(
+            "pull_cached_tokens",
+            "Prompt tokens not computed in answers to legs with a pull: pulled and own cache together.",
+            "leg",
+        )
+        self._suspected = self._counter(
+            "suspected", "Times an endpoint was left alone for a while after a failure.", "part"
+        )
         self._dropped = self._counter(
             "routing_headers_dropped", "Routing headers not followed, by reason.", "header", "reason"
         )
@@ -32,6 +48,15 @@ class Telemetry:
         )
         self._client_params = self._counter(
             "client_params_removed", "Bodies in which a client had set kv_transfer_params."
+        )
+        self._clients = Gauge(
+            "kvpull_sidecar_client_connections", "Open connections of clients.", registry=self.registry
+        )
+        self._connections = self._counter(
+            "upstream_connections",
+            "Connections to the own engine (decoder) or peers (prefiller).",
+            "to",
+            "event",
         )
         self._legs = self._counter("legs", "Legs by outcome.", "leg", "outcome")
         self._leg_seconds = Histogram(
@@ -44,6 +69,9 @@ class Telemetry:
         self._retries = self._counter("retries", "Legs sent once more.", "kind")
         self._fallbacks = self._counter(
             "prefill_fallbacks", "Split requests served by the own engine alone, by reason.", "reason"
+        )
+        self._usage = self._counter(
+            "usage_corrections", "Cached-token figures of decode answers that the prefill leg had computed."
         )
         self._file_errors = self._counter("endpoint_file_errors", "Endpoint files that were not taken.")
         self._members = Gauge(
@@ -62,11 +90,25 @@ class Telemetry:
         self._active.dec()
         self._requests.labels(plan, outcome).inc()
 
+    def count_clients(self, count: Callable[[], float]) -> None:
+        """`count` is asked at every scrape."""
+        self._clients.set_function(count)
+
+    def upstream_connection(self, to: str, event: str) -> None:
+        self._connections.labels(to, event).inc()
+
     def header_dropped(self, dropped: Dropped) -> None:
         self._dropped.labels(dropped.header, dropped.reason).inc()
 
     def pull_requested(self, leg: str) -> None:
         self._pulls.labels(leg).inc()
+
+    def pull_ended(self, leg: str, outcome: str, cached_tokens: int) -> None:
+        self._pulls_ended.labels(leg, outcome).inc()
+        self._pull_cached.labels(leg).inc(cached_tokens)
+
+    def suspected(self, part: str) -> None:
+        self._suspected.labels(part).inc()
 
     def pull_skipped(self, reason: str) -> None:
         self._skipped.labels(reason).inc()
@@ -84,6 +126,9 @@ class Telemetry:
 
     def fell_back(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()
+
+    def usage_corrected(self, count: int) -> None:
+        self._usage.inc(count)
 
     def endpoint_file(self, *, rows: int, failed: bool) -> None:
         self._members.set(rows)

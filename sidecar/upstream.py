@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,35 +48,45 @@ class Call:
     headers: CIMultiDict[str]
     body: bytes | AsyncIterable[bytes] | None = field(repr=False, default=None)
 
-    @property
-    def url(self) -> URL:
-        return URL(f"http://{self.address}{self.target}", encoded=True)
+    def url(self, scheme: str) -> URL:
+        return URL(f"{scheme}://{self.address}{self.target}", encoded=True)
 
 
 class Upstream:
-    """A pool of connections. `bind_host`: source address of them all (peers recognise us by it)."""
+    """A pool of connections; `name` is its label in metrics.
+
+    `bind_host`: source address of them all (peers recognise us by it); `tls`:
+    how they are secured, None for plain HTTP."""
 
     def __init__(
         self,
         telemetry: Telemetry,
+        name: str,
         *,
         connect_timeout_s: float,
         idle_timeout_s: float,
         keepalive_s: float,
         bind_host: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._telemetry = telemetry
+        self._name = name
         self._idle_timeout_s = idle_timeout_s
         self._connect_timeout_s = connect_timeout_s
         local = (bind_host, 0) if bind_host else None
+        self._scheme = "http" if tls is None else "https"
+        verify = True if tls is None else tls
         self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, local_addr=local)
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, local_addr=local, ssl=verify)
         )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True, local_addr=local))
+        self._fresh = self._session(
+            aiohttp.TCPConnector(limit=0, force_close=True, local_addr=local, ssl=verify)
+        )
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_reuseconn.append(self._reused)
+        trace.on_connection_create_end.append(self._opened)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -87,6 +98,23 @@ class Upstream:
             max_headers=_MAX_HEADERS,
             trace_configs=[trace],
         )
+
+    async def _reused(
+        self,
+        _session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        _params: aiohttp.TraceConnectionReuseconnParams,
+    ) -> None:
+        context.trace_request_ctx.reused = True
+        self._telemetry.upstream_connection(self._name, "reused")
+
+    async def _opened(
+        self,
+        _session: aiohttp.ClientSession,
+        _context: SimpleNamespace,
+        _params: aiohttp.TraceConnectionCreateEndParams,
+    ) -> None:
+        self._telemetry.upstream_connection(self._name, "opened")
 
     async def close(self) -> None:
         """Close every connection."""
@@ -140,7 +168,7 @@ class Upstream:
             async with asyncio.timeout(self._idle_timeout_s):
                 return await session.request(
                     call.method,
-                    call.url,
+                    call.url(self._scheme),
                     headers=call.headers,
                     data=body,
                     allow_redirects=False,
@@ -154,14 +182,6 @@ class Upstream:
             raise UpstreamDied(f"{where} closed the connection before it answered") from error
         except aiohttp.ClientError as error:
             raise UpstreamGarbage(f"{where} did not answer in HTTP") from error
-
-
-async def _note_reuse(
-    _session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    _params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    context.trace_request_ctx.reused = True
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

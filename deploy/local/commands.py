@@ -63,6 +63,7 @@ def sidecar_part(spec: FleetSpec, engine: EngineSpec, files: RunFiles) -> PartSp
         *("--routing-key-file", str(files.routing_key_file)),
         *("--metrics-port", str(address.sidecar_metrics_port)),
         *("--drain-timeout", "1s"),
+        "--secure-proxy=false",
     )
     return PartSpec(sidecar_name(engine.pod), argv, _PYTHON, ROOT)
 

@@ -93,7 +93,8 @@ async def running(
     await asyncio.to_thread(pool_file.write_text, json.dumps({"endpoints": list(pool)}))
     argv = ["--listen-host", host, "--port", str(PORT), "--model-server-host", engine.host]
     argv += ["--model-server-port", str(engine.port), "--kv-connector", connector]
-    argv += ["--endpoints-file", str(pool_file), "--drain-timeout", "5s", *flags]
+    argv += ["--endpoints-file", str(pool_file), "--drain-timeout", "5s"]
+    argv += ["--secure-proxy=false", *flags]
     timeout = aiohttp.ClientTimeout(total=WAIT_S)
     async with (
         Sidecar(parse_config(argv, {})) as sidecar,

@@ -215,6 +215,18 @@ async def test_large_bodies_and_answers(tmp_path: Path, size_bytes: int) -> None
     assert engine.last.json["prompt"] == "x" * size_bytes
 
 
+async def test_a_body_in_a_thousand_pieces_is_put_together_in_order(tmp_path: Path) -> None:
+    parts = [b"%d," % n for n in range(1000)]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for part in (b"[", *parts, b"0]"):
+            yield part
+
+    async with proxied(tmp_path) as (engine, rig), rig.session.post(rig.url(CHAT), data=pieces()) as answer:
+        assert answer.status == 200
+        assert engine.last.body == b"".join((b"[", *parts, b"0]"))
+
+
 async def test_a_compressed_request_is_refused_where_it_has_to_be_read(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (engine, rig):
         answer = await rig.post(COMPLETIONS, gzip.compress(BODY), Content_Encoding="gzip")

@@ -105,6 +105,19 @@ async def test_drain_finishes_streams_and_refuses_new_connections(tmp_path: Path
             await draining
 
 
+async def test_a_draining_sidecar_sends_requests_elsewhere(tmp_path: Path) -> None:
+    """What arrives on an open connection is refused in a way that a gateway retries."""
+    async with proxied(tmp_path) as (engine, rig):
+        rig.sidecar.refuse_new()
+        answer = await rig.post(COMPLETIONS, b"{}")
+        assert (answer.status, answer.json["code"]) == (503, 503)
+        assert (answer.headers["Retry-After"], answer.headers["Connection"]) == ("1", "close")
+        async with rig.session.get(rig.url("/health")) as health:
+            assert health.status == 503
+        assert engine.received == []
+        assert rig.value("requests_total", plan="unplanned", outcome="draining") == 1
+
+
 def _refuses(host: str) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
@@ -139,6 +152,7 @@ async def test_a_failed_start_leaves_nothing_bound(tmp_path: Path) -> None:
     pool = tmp_path / "pool.json"
     await asyncio.to_thread(pool.write_text, '{"endpoints": []}')
     argv = ["--listen-host", host, "--endpoints-file", str(pool), "--data-parallel-size", "2"]
+    argv += ["--secure-proxy=false"]
     blocker = await asyncio.start_server(lambda _, writer: writer.close(), host, PORT + 1)
     async with blocker:
         with pytest.raises(OSError, match="address already in use"):
@@ -167,6 +181,7 @@ async def process(
         str(engine.port),
     ]
     argv += ["--endpoints-file", str(pool), "--ready-fd", str(theirs), "--metrics-port", str(_METRICS_PORT)]
+    argv += ["--secure-proxy=false"]
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", "-m", "sidecar", *argv, *flags),
         pass_fds=(theirs,),
@@ -188,12 +203,14 @@ async def test_the_process_serves_reports_and_ends_on_sigterm(tmp_path: Path) ->
     host = own_host()
     async with (
         recording_engine(own_host()) as engine,
-        process(tmp_path, engine, host) as (child, ready),
+        process(tmp_path, engine, host, "--log-level", "debug") as (child, ready),
         aiohttp.ClientSession() as session,
     ):
         assert ready == {"ready": True, "addresses": [f"{host}:{PORT}"], "metrics_port": _METRICS_PORT}
         async with session.post(
-            f"http://{host}:{PORT}{COMPLETIONS}", data=b'{"prompt":"a secret"}'
+            f"http://{host}:{PORT}{COMPLETIONS}",
+            data=b'{"prompt":"a secret"}',
+            headers={"Authorization": "Bearer secret-token"},
         ) as answer:
             assert await answer.read() == b'{"prompt":"a secret"}'
         async with session.get(f"http://{host}:{_METRICS_PORT}/metrics") as answer:
@@ -208,10 +225,58 @@ async def test_the_process_serves_reports_and_ends_on_sigterm(tmp_path: Path) ->
         assert b"Traceback" not in log
 
 
+async def test_sigterm_under_load_finishes_every_stream(tmp_path: Path) -> None:
+    """30 open streams go to their end; whoever comes after the signal is refused; the process ends."""
+    streams, go_on = 30, asyncio.Event()
+
+    async def slow(request: web.Request, _: Received) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: first\n\n")
+        await go_on.wait()
+        for n in range(20):
+            await answer.write(b"data: %d\n\n" % n)
+        return answer
+
+    expected = b"".join([b"data: first\n\n", *(b"data: %d\n\n" % n for n in range(20))])
+    host, started = own_host(), asyncio.Semaphore(0)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        recording_engine(own_host(), slow) as engine,
+        process(tmp_path, engine, host, "--drain-timeout", "60s") as (child, _),
+        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session,
+    ):
+
+        async def one() -> bytes:
+            async with session.post(f"http://{host}:{PORT}{COMPLETIONS}", data=b"{}") as answer:
+                first = await answer.content.readexactly(13)
+                started.release()
+                return first + await answer.content.read()
+
+        calls = [asyncio.create_task(one()) for _ in range(streams)]
+        for _ in calls:
+            async with asyncio.timeout(WAIT_S):
+                await started.acquire()
+        child.send_signal(signal.SIGTERM)
+        await until(lambda: _refuses(host))
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.post(f"http://{host}:{PORT}{COMPLETIONS}", data=b"{}")
+        assert child.returncode is None
+        go_on.set()
+        assert await asyncio.gather(*calls) == [expected] * streams
+        async with asyncio.timeout(WAIT_S):
+            _, log = await child.communicate()
+        assert child.returncode == 0
+        assert b"Traceback" not in log
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--kv-connector", "sglang"), b"'sglang' is not supported, use offloading or nixlv2"),
+        (
+            ("--kv-connector", "mooncake"),
+            b"'mooncake' is not supported, use one of offloading, nixlv2, sglang, mooncake",
+        ),
         (("--endpoints-file", "absent.yaml"), b"cannot start: absent.yaml: No such file"),
     ],
 )

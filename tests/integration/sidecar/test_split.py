@@ -23,12 +23,12 @@ PREFILL, SOURCE = wire.PREFILLER_HOST_PORT, wire.KV_CACHE_SOURCE_HOST_PORT
 BODY = (
     b'{"model":"m", "prompt":"p","max_tokens":77,"stream":true,"stream_options":{"include_usage":true},"n":2}'
 )
-_NIXL = {
-    "do_remote_prefill": True,
-    "remote_block_ids": [[4, 5]],
-    "remote_engine_id": "e",
-    "remote_port": 5600,
-}
+
+
+def _nixl(host: str) -> dict[str, Any]:
+    """What an engine at `host` answers to a nixlv2 prefill leg; fields of later versions included."""
+    ids = {"remote_block_ids": [[4, 5]], "remote_engine_id": "e", "remote_request_id": "r"}
+    return {"do_remote_prefill": True, **ids, "remote_host": host, "remote_port": 5600, "new": {"x": None}}
 
 
 @dataclass
@@ -49,8 +49,10 @@ async def _decoded(_: web.Request, __: Received) -> web.StreamResponse:
     return web.Response(body=b"data: decoded\n\n", content_type="text/event-stream")
 
 
-def _prefilled() -> Answer:
-    return status(200, json.dumps({"kv_transfer_params": _NIXL}).encode())
+async def _prefilled(request: web.Request, _: Received) -> web.StreamResponse:
+    assert request.transport is not None
+    host = request.transport.get_extra_info("sockname")[0]
+    return web.json_response({"kv_transfer_params": _nixl(host)})
 
 
 @asynccontextmanager
@@ -59,7 +61,7 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     peer = own_host()
     async with (
-        recording_engine(own_host(), _prefilled()) as prefill,
+        recording_engine(own_host(), _prefilled) as prefill,
         recording_engine(own_host(), _decoded) as decode,
     ):
         pool = [row(prefill.host, prefill.port, p2p_port=7801), row(peer, 8000, p2p_port=7803)]
@@ -119,7 +121,7 @@ async def test_offloading_legs_run_at_once(tmp_path: Path) -> None:
 
         async def prefill(request: web.Request, received: Received) -> web.StreamResponse:
             await p.decode.wait_arrived()
-            return await _prefilled()(request, received)
+            return await _prefilled(request, received)
 
         p.decode.answer, p.prefill.answer = decode, prefill
         assert (await p.post()).body == b"data: decoded\n\n"
@@ -159,12 +161,12 @@ async def test_nixlv2_legs(tmp_path: Path, pull: bool) -> None:
         remote_port=None,
         **(_source(p.peer, kv_request_id) if pull else {}),
     )
-    assert p.decode.last.json == {"kv_transfer_params": _NIXL, **json.loads(BODY)}
+    assert p.decode.last.json == {"kv_transfer_params": _nixl(p.prefill.host), **json.loads(BODY)}
     assert p.decode.last.values(wire.REQUEST_ID) == ["req-1"]
     (own_id,) = p.prefill.last.values(wire.REQUEST_ID)
     assert uuid.UUID(own_id).version == 4
     assert p.prefill.last.values("accept-encoding") == []
-    assert p.decode.last.values("accept-encoding") == ["gzip"]
+    assert p.decode.last.values("accept-encoding") == [], "its usage may have to be corrected"
 
 
 async def test_nixlv2_without_params_in_the_answer_is_a_failed_prefill(tmp_path: Path) -> None:
@@ -173,6 +175,21 @@ async def test_nixlv2_without_params_in_the_answer_is_a_failed_prefill(tmp_path:
         assert (await p.post()).body == b"data: decoded\n\n"
         assert p.decode.last.body == BODY
         assert p.rig.value("prefill_fallbacks_total", reason="garbage") == 1
+
+
+@pytest.mark.parametrize("policy", ["local", "error"])
+async def test_nixlv2_params_that_name_a_stranger_are_a_failed_prefill(tmp_path: Path, policy: str) -> None:
+    """The own engine must not be sent to an address outside the pool by a peer's answer."""
+    params = _nixl("169.254.169.254")
+    async with pair(tmp_path, "--prefill-failure-policy", policy, connector="nixlv2") as p:
+        p.prefill.answer = status(200, json.dumps({"kv_transfer_params": params}).encode())
+        answer = await p.post()
+        if policy == "local":
+            assert (answer.body, p.decode.last.body) == (b"data: decoded\n\n", BODY)
+            assert p.rig.value("prefill_fallbacks_total", reason="params_invalid") == 1
+        else:
+            assert (answer.status, p.decode.received) == (502, [])
+            assert "169.254" not in answer.json["message"]
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -269,7 +286,7 @@ async def test_another_attempt_if_allowed(tmp_path: Path, connector: str) -> Non
         failures = [503, 502]
 
         async def third_time(request: web.Request, received: Received) -> web.StreamResponse:
-            return await (status(failures.pop()) if failures else _prefilled())(request, received)
+            return await (status(failures.pop()) if failures else _prefilled)(request, received)
 
         async def after_prefill(request: web.Request, received: Received) -> web.StreamResponse:
             if len(p.prefill.received) < 3:
@@ -286,7 +303,7 @@ async def test_another_attempt_if_allowed(tmp_path: Path, connector: str) -> Non
 async def test_the_next_prefiller_of_a_list_is_tried(tmp_path: Path) -> None:
     async with pair(tmp_path, "--prefill-retry-backoff", "1ms") as p, recording_engine(own_host()) as other:
         _replace_pool(p.rig, row(p.prefill.host, p.prefill.port), row(other.host, other.port, p2p_port=7805))
-        other.answer, p.prefill.answer = _prefilled(), status(503)
+        other.answer, p.prefill.answer = _prefilled, status(503)
 
         async def wants_other(request: web.Request, received: Received) -> web.StreamResponse:
             named = received.json["kv_transfer_params"]["remote_prefiller"]

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.sidecar.doubles import WAIT_S, RawEngine, Received, raw_engine
-from tests.integration.sidecar.rig import COMPLETIONS, own_host, proxied, raw_exchange, raw_post, running
+from tests.integration.sidecar.rig import (
+    COMPLETIONS,
+    PORT,
+    own_host,
+    proxied,
+    raw_exchange,
+    raw_post,
+    running,
+    until,
+)
 
 _EVENTS = [b'data: {"n":%d,"t":"\xc3\xa9\xf0\x9f\x98\x80"}\n\n' % n for n in range(12)] + [
     b"data: [DONE]\n\n"
@@ -143,6 +152,20 @@ async def test_a_stalled_stream_is_ended_after_the_idle_time(tmp_path: Path) -> 
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.content.read()
         await engine.wait_cancelled()
+
+
+async def test_a_client_that_stops_reading_does_not_hold_the_engine(tmp_path: Path) -> None:
+    async def flood(request: web.Request, _: Received) -> web.StreamResponse:
+        answer = await _stream(request)
+        while True:
+            await answer.write(b"x" * 65_536)
+
+    async with proxied(tmp_path, flood, "--idle-timeout", "200ms") as (engine, rig):
+        _, writer = await asyncio.open_connection(rig.host, PORT, limit=1024)
+        writer.write(raw_post(COMPLETIONS, b"{}"))
+        await engine.wait_cancelled()
+        writer.transport.abort()
+        await until(lambda: rig.value("active_requests") == 0)
 
 
 async def test_a_request_body_is_streamed_too(tmp_path: Path) -> None:

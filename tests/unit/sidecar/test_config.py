@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config import ConfigError, SidecarConfig, parse_config
+from sidecar.config import SidecarConfig, parse_config
+from sidecar.flags import ConfigError
 from sidecar.plan import Connector
 
 _BASE = ("--pod-ip", "10.0.0.1", "--endpoints-file", "pool.yaml")
@@ -50,6 +51,53 @@ def test_durations(text: str, seconds: float) -> None:
     assert _parse("--prefill-timeout", text).prefill_timeout_s == pytest.approx(seconds)
 
 
+def test_yaml_has_the_same_names_and_the_command_line_wins(tmp_path: Path) -> None:
+    text = "port: 9000\nenable-p2p-pull: true\nprefill-retry-backoff: 1s\nenable-tls: [prefiller, decoder]\n"
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(text)
+    for given in (
+        ("--configuration", text),
+        ("--configuration-file", str(file)),
+        (f"--configuration={text}",),
+    ):
+        config = _parse(*given, "--port", "9001")
+        assert (config.port, config.enable_p2p_pull, config.prefill_retry_backoff_s) == (9001, True, 1.0)
+        assert config.tls_legs == {"prefiller", "decoder"}
+    env = {"P2P_CONNECTOR_PORT": "7800", "ENABLE_PREFILLER_SAMPLING": "true"}
+    config = _parse("--configuration", "p2p-connector-port: 7900", env=env)
+    assert (config.p2p_base_port, config.sample_prefiller) == (7900, True)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--ec-connector=",
+        "--decode-chunk-size=0",
+        "--tracing=false",
+        "--max-idle-conns-per-host=1024",
+        "--pool-group=inference.networking.k8s.io",
+        "--inference-pool=",
+    ],
+)
+def test_the_references_defaults_of_what_we_do_not_do_are_accepted(flag: str) -> None:
+    assert _parse(flag) == _parse()
+
+
+def test_tls_is_on_as_in_the_reference() -> None:
+    config = _parse()
+    assert (config.secure, config.cert_path, config.tls_legs) == (True, None, frozenset())
+    config = _parse("--secure-proxy=false", "--enable-tls", "prefiller", "--enable-tls=decoder")
+    assert (config.secure, config.tls_legs) == (False, {"prefiller", "decoder"})
+
+
+def test_the_failure_policy_follows_what_the_engine_can_do() -> None:
+    assert _parse("--kv-connector", "offloading").prefill_failure_local
+    assert not _parse("--kv-connector", "sglang").prefill_failure_local
+    assert _parse("--kv-connector", "sglang", "--prefill-failure-policy", "local").prefill_failure_local
+    config = _parse("--kv-connector", "sglang", env={"SGLANG_BOOTSTRAP_PORT": "9001"})
+    assert (config.bootstrap_port, config.pull_enabled) == (9001, False)
+
+
 def test_a_listen_address_is_the_own_address_too() -> None:
     config = parse_config(["--endpoints-file", "f", "--listen-host", "127.0.1.1"], {})
     assert config.pod_ip == "127.0.1.1"
@@ -64,12 +112,28 @@ def test_the_ranks_this_process_serves() -> None:
     ("argv", "sentence"),
     [
         (
-            ("--kv-connector", "mooncake"),
-            "--kv-connector: 'mooncake' is not supported, use offloading or nixlv2",
+            ("--kv-connector", "shared-storage"),
+            "'shared-storage' is not supported, use one of offloading, nixlv2, sglang, mooncake",
         ),
         (("--kv-connector", "offloading", "--enable-p2p-pull"), "--enable-p2p-pull is for"),
-        (("--secure-proxy",), "--secure-proxy: TLS is not supported"),
         (("--inference-pool", "ns/pool"), "--endpoints-file and --inference-pool exclude each other"),
+        (("--secure-proxy=false", "--cert-path", "d"), "--cert-path needs --secure-proxy"),
+        (("--app-protocol", "kubernetes.io/h2c"), "speaks HTTP/1.1 only"),
+        (("--enable-tls", "prefiller,encoder"), "'encoder': encoder disaggregation is not supported"),
+        (("--tls-insecure-skip-verify=all",), "'all': unknown, use prefiller or decoder"),
+        (("--ec-connector", "ec-nixl"), "--ec-connector: encoder disaggregation"),
+        (("--tracing",), "--tracing: spans are not exported"),
+        (("--max-idle-conns-per-host", "8"), "use --upstream-keepalive"),
+        (("--moriio-write-mode",), "--moriio-*: MoRI-IO is not supported"),
+        (("--zap-log-level", "loud"), "'loud' is none of debug"),
+        (("--configuration", "port: 1", "--configuration-file", "f"), "exclude each other"),
+        (("--configuration", "prot: 1"), "--configuration: unknown field 'prot'"),
+        (("--configuration", "[port]"), "must be a mapping"),
+        (("--configuration", "port: {a: 1}"), "port must be a text"),
+        (("--configuration", "port: 1\nport: 2"), "--configuration: key 'port' twice"),
+        (("--configuration", "moriio-hosts: x"), "--moriio-*: MoRI-IO"),
+        (("--configuration", "configuration-file: x"), "cannot stand inside"),
+        (("--configuration-file", "absent.yaml"), "--configuration-file: "),
         (("--decode-chunk-size=8",), "--decode-chunk-size: chunked decode"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--port", "0"), "argument --port: '0' is not a whole number in 1..65535"),

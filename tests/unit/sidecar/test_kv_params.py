@@ -120,7 +120,7 @@ def test_a_prefill_answer_without_params(answer: bytes) -> None:
 def test_prefill_leg_asks_for_one_token(api: Api, client: dict[str, Any], expected: dict[str, Any]) -> None:
     body = {"model": "m", "tools": [{"x": 1}], **client}
     before = copy.deepcopy(body)
-    sent = json.loads(kv_params.prefill_body(api, body, _PULL))
+    sent = json.loads(kv_params.prefill_body(api, body, {_KEY: _PULL}))
     assert sent == {"model": "m", "tools": [{"x": 1}], "stream": False, _KEY: _PULL, **expected}
     assert body == before
 
@@ -132,7 +132,7 @@ def test_the_decode_body_is_the_clients_bytes_with_one_member_more(
     raw = json.dumps(body, indent=indent or None, ensure_ascii=bool(indent % 2)).encode(
         "utf-8", "surrogatepass"
     )
-    kv_params.prefill_body(api, body, _PULL)
+    kv_params.prefill_body(api, body, {_KEY: _PULL})
     decode = kv_params.with_params(raw, _PULL)
     assert decode is not None
     assert json.loads(decode) == {_KEY: _PULL, **json.loads(raw)}
@@ -143,7 +143,7 @@ def test_the_decode_body_is_the_clients_bytes_with_one_member_more(
 
 @given(_BODIES, st.sampled_from(Api))
 def test_the_prefill_body_differs_in_the_named_fields_only(body: dict[str, Any], api: Api) -> None:
-    sent = json.loads(kv_params.prefill_body(api, body, _PULL))
+    sent = json.loads(kv_params.prefill_body(api, body, {_KEY: _PULL}))
     changed = {key for key in {*sent, *body} if sent.get(key, ...) != body.get(key, ...)}
     assert changed <= {_KEY, "stream", "stream_options", "store", "best_of", "n", "sampling_params"} | {
         "max_tokens",

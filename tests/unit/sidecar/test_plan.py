@@ -75,8 +75,8 @@ class Case:
         )
 
 
-def _peer(address: str, p2p_port: int) -> Peer:
-    return Peer(HostPort.parse(address), p2p_port)
+def _peer(address: str, p2p_port: int, rank: int = 0) -> Peer:
+    return Peer(HostPort.parse(address), p2p_port, rank)
 
 
 def _reasons(plan: ForwardPlan) -> list[tuple[str, str]]:
@@ -129,7 +129,7 @@ def test_a_connector_that_cannot_pull_drops_the_source() -> None:
     ("address", "expected"),
     [
         ("127.0.9.9:8000", _peer("127.0.9.9:8000", 7777)),
-        ("127.0.9.9:8003", _peer("127.0.9.9:8003", 7780)),
+        ("127.0.9.9:8003", _peer("127.0.9.9:8003", 7780, rank=3)),
         (A, _peer(A, 7002)),
         ("127.0.9.9:8004", None),
         ("127.0.9.9:7999", None),

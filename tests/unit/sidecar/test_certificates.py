@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from epp.extproc import tls
+from sidecar import certificates as tls
 
 
 def put(directory: Path, pair: tls.KeyPair) -> None:

@@ -1,0 +1,64 @@
+"""TLS contexts of both sides of the proxy.
+
+The serving side takes a new certificate from its directory without a restart: whoever connects next
+gets it, open connections go on. The client side verifies with the system's roots (SSL_CERT_FILE and
+SSL_CERT_DIR are honoured) unless told not to. TLS 1.2 is the least; HTTP/1.1 is the only protocol offered.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+from sidecar.certificates import KeyPair, MountedCertificate, self_signed
+
+_ALPN: Final = ["http/1.1"]
+
+
+def server_context(cert_path: Path | None) -> ssl.SSLContext:
+    """For the serving port: from a mounted directory, or self-signed where there is none.
+
+    Raises:
+        CertificateError: what is mounted cannot be used.
+    """
+    if cert_path is None:
+        return _context(self_signed())
+    mounted = MountedCertificate(cert_path)
+    outer = _context(mounted.pair)
+    current = outer
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context_: ssl.SSLContext) -> None:
+        nonlocal current
+        pair = mounted.changed()
+        if pair is not None:
+            current = _context(pair)
+        connection.context = current
+
+    outer.sni_callback = choose  # asked for every handshake, named or not
+    return outer
+
+
+def client_context(*, verify: bool) -> ssl.SSLContext:
+    """For calls to engines or peers."""
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(_ALPN)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _context(pair: KeyPair) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(_ALPN)
+    # the library reads files only; this one has no name and never reaches a disk
+    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pair.certificate + b"\n" + pair.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    return context
