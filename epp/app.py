@@ -145,7 +145,7 @@ class _App:
         return _Parts(
             scraper=scraper,
             events=KvEventsManager(self._picker.cache),
-            reports=ReportSubscriber(self._on_report, self._on_bad_report),
+            reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
         )
 
     # --- what engines say -------------------------------------------------------------------------
@@ -155,11 +155,10 @@ class _App:
         self._parts.reports.announce(endpoint, page.info_labels.get("reports_port", ""))
 
     def _on_report(self, endpoint: EndpointId, report: PullReport) -> None:
-        joined = self._picker.pull_finished(report, endpoint)
-        self._pull_metrics.reports.labels("joined" if joined else "unmatched").inc()
+        self._count_report("joined" if self._picker.pull_finished(report, endpoint) else "unmatched")
 
-    def _on_bad_report(self, endpoint: EndpointId) -> None:
-        self._pull_metrics.reports.labels("malformed").inc()
+    def _count_report(self, result: str) -> None:
+        self._pull_metrics.reports.labels(result).inc()
 
     # --- the pool changes -------------------------------------------------------------------------
     def _upsert(self, row: EndpointRow, draining: bool = False) -> None:
@@ -256,12 +255,8 @@ class _App:
         await self._inputs.wait_ready()
         log.info("serving ext-proc on port %d", self._server.port)
         if self._arguments.ready_fd is not None:
-            line = {
-                "ready": True,
-                "grpc_port": self._server.port,
-                "health_port": self._server.health_port,
-                "metrics_port": self._metrics_port,
-            }
+            ports = {"grpc_port": self._server.port, "health_port": self._server.health_port}
+            line = {"ready": True, **ports, "metrics_port": self._metrics_port}
             with os.fdopen(self._arguments.ready_fd, "w") as pipe:
                 pipe.write(json.dumps(line) + "\n")
 

@@ -89,6 +89,7 @@ def _endpoint_json(picker: EndpointPicker, row: EndpointSnapshot, now_s: float) 
         "verified": metrics.info is not None,
         "info": _info_json(candidate.metrics.info),
         "incompatible_with": dict(row.incompatible_with),
+        "refused_peers": sorted(picker.sources.refusals.refused_by(candidate.endpoint.id, now_s)),
     }
 
 

@@ -157,6 +157,7 @@ class _Selection:
         limit = policy.max_inflight_pulls
         most = sys.maxsize if limit is None else limit
         counted = 1 if policy.inflight_awareness else 0
+        strict = policy.require_verified
         best = max(depths)
         rows: list[Candidate] = []
         weights: list[float] = []
@@ -165,9 +166,10 @@ class _Selection:
                 continue
             metrics, served = candidate.metrics, candidate.load.pulls_served
             info = metrics.info
-            if info is None or info.pull_key is not key:  # interned
-                if policy.require_verified or (info is not None and key is not None):
-                    return None
+            if (info is None or info.pull_key is not key) and (  # interned
+                strict or (info is not None and key is not None)
+            ):
+                return None
             if served >= most or candidate.endpoint.draining:
                 return None
             if refused_peers and not refused_peers.isdisjoint(peer_names(candidate)):
@@ -179,44 +181,36 @@ class _Selection:
 
     def judged_band(self, candidates: Sequence[Candidate], depths: Sequence[int]) -> _Band:
         """Holders that may serve, within one block of the best of them, in the order given."""
-        kept: list[tuple[int, Candidate]] = []
+        kept: list[tuple[int, Candidate, SourcePolicy]] = []
         refused: list[tuple[int, EndpointId, SourceReason]] = []
         for depth, candidate in zip(depths, candidates, strict=True):
             if not depth:
                 continue
-            reason = self._refusal(candidate, depth)
+            terms = self.terms(candidate)
+            reason = self._refusal(candidate, depth, terms)
             if reason is None:
-                kept.append((depth, candidate))
+                kept.append((depth, candidate, terms))
             else:
                 refused.append((-depth, candidate.endpoint.id, reason))
         refused.sort(key=lambda row: row[:2])
         self.refused = [(endpoint, reason) for _, endpoint, reason in refused]
-        best = max((depth for depth, _ in kept), default=0)
-        rows = [c for depth, c in kept if depth + c.match.block_size_tokens >= best]
-        return _Band(rows, [self._weight(c) for c in rows])
-
-    def _weight(self, candidate: Candidate) -> float:
-        """1/(1+waiting), with the pulls that the holder already serves for us counted as waiting
-        where `inflight_awareness` says so. Unknown counts as 0 waiting, as in the reference: refusing
-        a holder because its scrape is late would recompute seconds of prefill to save one bad guess."""
-        waiting = candidate.metrics.waiting_requests or 0.0
-        served = candidate.load.pulls_served if self.terms(candidate).inflight_awareness else 0
-        return 1.0 / (1.0 + waiting + served)
+        best = max((depth for depth, _, _ in kept), default=0)
+        band = [(c, terms) for depth, c, terms in kept if depth + c.match.block_size_tokens >= best]
+        return _Band([c for c, _ in band], [_weight(c, terms) for c, terms in band])
 
     def terms(self, candidate: Candidate) -> SourcePolicy:
         """What applies to this holder as a source."""
-        policy = self._policy
-        return (
-            policy.of_class(candidate.endpoint.labels.get(SOURCE_CLASS_LABEL)) if policy.by_class else policy
-        )
+        by_class = self._policy.by_class
+        if not by_class:
+            return self._policy
+        return self._policy.of_class(candidate.endpoint.labels.get(SOURCE_CLASS_LABEL))
 
-    def _refusal(self, candidate: Candidate, depth: int) -> SourceReason | None:
+    def _refusal(self, candidate: Candidate, depth: int, terms: SourcePolicy) -> SourceReason | None:
         """Why this holder may not serve the computing endpoint; never asked of that one itself."""
         if candidate.endpoint.id == self._computing.endpoint.id:
             return None
         if candidate.endpoint.draining:
             return SourceReason.DRAINING
-        terms = self.terms(candidate)
         if self._policy.by_class and (reason := self._class_refusal(terms, depth)):
             return reason
         info = candidate.metrics.info
@@ -243,6 +237,14 @@ class _Selection:
             return None
         gain_tokens = depth - self._computing.match.cached_tokens
         return SourceReason.BELOW_DELTA if gain_tokens < terms.min_cached_token_delta else None
+
+
+def _weight(candidate: Candidate, terms: SourcePolicy) -> float:
+    """1/(1+waiting), with the pulls that the holder already serves for us counted as waiting where
+    `inflight_awareness` says so. Unknown counts as 0 waiting, as in the reference: refusing a holder
+    because its scrape is late would recompute seconds of prefill to save one bad guess."""
+    waiting = candidate.metrics.waiting_requests or 0.0
+    return 1.0 / (1.0 + waiting + (candidate.load.pulls_served if terms.inflight_awareness else 0))
 
 
 def peer_names(candidate: Candidate) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epp.core.kv_source import choose_source
-from epp.core.peer_refusals import PeerRefusals
+from epp.core.refused_pairs import RefusedPairs
 from epp.core.thresholds import (
     ALONE,
     NO_THRESHOLDS,
@@ -36,7 +36,7 @@ class SourceSelector:
         self._producer = producer
         self._share = ALONE
         self._table = self._compile(NO_THRESHOLDS)
-        self.refusals = PeerRefusals()
+        self.refusals = RefusedPairs()
 
     def _compile(self, thresholds: PullThresholds) -> PolicyTable:
         producer = self._producer

@@ -7,6 +7,7 @@ thread, one batch at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter
 from epp.core.endpoint_picker import EndpointPicker
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.pull_metrics import PullMetrics
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 
@@ -44,7 +47,10 @@ class DecisionLedger:
 
     async def run(self) -> None:
         while True:
-            await self.pump()
+            try:
+                await self.pump()
+            except Exception:  # task guard: the ledger must not end the picker
+                log.exception("the decision ledger met a fault of the picker; records are lost")
             await asyncio.sleep(INTERVAL_S)
 
     async def pump(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
+import orjson
+
 from epp.core.decision_record import DecisionRecord
 from epp.telemetry.decision_json import decision_json
 
@@ -99,5 +101,8 @@ class LedgerFile:
 
 
 def _line(record: DecisionRecord, unix_offset_s: float) -> bytes:
-    decided = {"decided_unix_s": round(record.decided_at_s + unix_offset_s, 3)}
-    return json.dumps(decided | decision_json(record), separators=(",", ":")).encode() + b"\n"
+    line = {"decided_unix_s": round(record.decided_at_s + unix_offset_s, 3)} | decision_json(record)
+    try:
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a client's id that is no Unicode: json writes it as an escape
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"

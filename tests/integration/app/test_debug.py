@@ -72,11 +72,13 @@ async def test_a_decision_is_explained(client: TestClient, pool: Pool) -> None: 
     assert (await client.get("/debug/kvpull/decisions/never", headers=AUTH)).status == 404
 
 
-async def test_endpoints_show_claims_and_mismatch(client: TestClient) -> None:  # type: ignore[type-arg]
+async def test_endpoints_show_claims_and_mismatch(client: TestClient, pool: Pool) -> None:  # type: ignore[type-arg]
+    pool.picker.update_refusals(EndpointId("a"), {("bbb", "seed_fp"): 1.0}, 0.0)
     rows = {r["pod"]: r for r in await (await client.get("/debug/kvpull/endpoints", headers=AUTH)).json()}
     assert (rows["b"]["state"], rows["b"]["blocks_cpu"], rows["a"]["blocks_cpu"]) == ("live", 200, 0)
     assert rows["b"]["incompatible_with"] == {"a/0": "seed_fp"}
     assert rows["c"]["verified"] is False
+    assert (rows["a"]["refused_peers"], rows["b"]["refused_peers"]) == (["bbb"], [])
 
 
 async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> None:  # type: ignore[type-arg]

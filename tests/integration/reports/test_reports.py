@@ -16,7 +16,7 @@ from engine_plugin.report_publisher import ReportPublisher
 from epp.core.decision_record import PullState
 from epp.core.types import PullReport
 from epp.reports.subscriber import ReportSubscriber
-from tests.unit.core.test_endpoint_picker import busy_pool
+from tests.unit.core.test_pull_lifecycle import busy_pool
 
 BOUND_S = 20.0
 HOST = "127.0.0.1"

@@ -8,7 +8,6 @@ import pytest
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
-from epp.core.decision_record import PullState
 from epp.core.disagg import SingleProfileHandler
 from epp.core.endpoint_picker import EndpointPicker, PickerSettings
 from epp.core.errors import NoEndpoints
@@ -16,7 +15,7 @@ from epp.core.events import BlockStored, EventBatch
 from epp.core.prefix_index import PythonPrefixIndex
 from epp.core.scheduler import Profile
 from epp.core.source_selector import SourceProducer
-from epp.core.thresholds import PullSettings, ReplicaShare, everywhere
+from epp.core.thresholds import PullSettings, everywhere
 from epp.core.types import (
     CacheTier,
     ClaimState,
@@ -24,7 +23,6 @@ from epp.core.types import (
     EndpointMetrics,
     EngineBlockHash,
     Outcome,
-    PullReport,
     SchedulingRequest,
     SourceReason,
 )
@@ -239,102 +237,6 @@ def test_thresholds_change_the_next_decision() -> None:
     assert (second.min_cached_token_delta, second.generation) == (10**6, 3)
     pool.picker.sources.set_thresholds(everywhere(PullSettings(enabled=False)))
     assert pool.ask("r3").choice.reason is SourceReason.SWITCHED_OFF
-
-
-def busy_pool(settings: PickerSettings = SETTINGS) -> Pool:
-    """Endpoint b holds the prompt and is busy, so that others compute and b becomes the source."""
-    pool = Pool(replace(settings, metrics_staleness_s=1e9))
-    pool.hold("b")
-    pool.metrics("b", waiting=50.0)
-    for number in range(20):
-        pool.picker.ledger.book(
-            f"x{number}",
-            serving=EndpointId("b"),
-            computing=EndpointId("b"),
-            source=None,
-            uncached_prompt_tokens=0,
-        )
-    return pool
-
-
-def report(decision_id: str, **changed: object) -> PullReport:
-    row = PullReport(decision_id, "10.0.0.1:7777", 3200, 3200, 1 << 20, "ok", 12.5)
-    return replace(row, **changed)  # type: ignore[arg-type]
-
-
-def test_an_outstanding_pull_ends_at_the_engines_report() -> None:
-    pool = busy_pool()
-    decision = pool.ask()
-    picker, b = pool.picker, EndpointId("b")
-    assert picker.ledger.load(b).pulls_served == 1
-    assert not picker.pull_finished(report("unknown"), decision.computing)
-    assert not picker.pull_finished(report(decision.decision_id), b), (
-        "only the computing engine may report it"
-    )
-    assert picker.ledger.load(b).pulls_served == 1
-    assert picker.pull_finished(report(decision.decision_id), decision.computing)
-    assert not picker.pull_finished(report(decision.decision_id), decision.computing)
-    assert picker.ledger.load(b).pulls_served == 0
-    record = picker.find_decision("r")
-    assert record is not None
-    assert (record.pull_state, record.report) == (PullState.REPORTED, report(decision.decision_id))
-    assert picker.records.take_finished() == [], "its stream is still open"
-    picker.release(decision.decision_id, Outcome(status=200))
-    (finished,) = picker.records.take_finished()
-    assert finished.outcome == Outcome(status=200)
-    assert finished.report == report(decision.decision_id)
-
-
-def test_an_outstanding_pull_ends_by_itself_one_second_after_its_deadline() -> None:
-    pool = busy_pool(replace(SETTINGS, pull_deadline_s=5.0))
-    decision = pool.ask(now_s=1.0)
-    picker = pool.picker
-    picker.release(decision.decision_id, Outcome(status=200))
-    picker.expire(6.99)
-    assert picker.records.take_finished() == [], "a report may still come"
-    picker.expire(7.0)
-    (record,) = picker.records.take_finished()
-    assert (record.pull_state, record.report) == (PullState.UNKNOWN, None)
-    assert not picker.pull_finished(report(decision.decision_id), decision.computing), "too late"
-
-
-def test_scheduling_sees_that_time_has_passed() -> None:
-    pool = busy_pool()
-    first = pool.ask("r1", now_s=0.0)
-    assert first.kv_source is not None
-    pool.metrics("b", waiting=50.0, at_s=10.9)
-    assert pool.picker.ledger.load(EndpointId("b")).pulls_served == 1
-    pool.ask("r2", now_s=11.0)
-    assert pool.picker.ledger.load(EndpointId("b")).pulls_served == 1, (
-        "the first one expired, the second counts"
-    )
-
-
-def test_a_limit_spreads_over_replicas_and_stops_a_burst() -> None:
-    pool = busy_pool()
-    pool.picker.sources.set_thresholds(everywhere(PullSettings(max_inflight_pulls=3)))
-    pool.picker.sources.set_share(ReplicaShare(2, 1))  # of 3: one is ours, two are the other's
-    first, second = pool.ask("r1"), pool.ask("r2")
-    assert first.choice.reason is SourceReason.PULL
-    assert second.choice.reason is SourceReason.OVER_LIMIT
-    pool.picker.first_token(first.decision_id)
-    assert pool.ask("r3").choice.reason is SourceReason.PULL
-    pool.picker.sources.set_share(ReplicaShare())
-    assert pool.ask("r4").choice.reason is SourceReason.PULL
-
-
-def test_a_pair_that_refused_each_other_is_left_alone_for_a_while() -> None:
-    pool = busy_pool()
-    pool.metrics("b", waiting=50.0, info=info(instance="bbb"))
-    for pod in "ac":
-        pool.picker.update_refusals(EndpointId(pod), {("bbb", "seed_fp"): 1.0}, 0.0)
-    assert pool.ask("r1").choice.reason is SourceReason.PEER_REFUSED
-    assert pool.ask("r2", now_s=60.0).choice.reason is SourceReason.PULL, "tried again"
-    for pod in "ac":
-        pool.picker.update_refusals(EndpointId(pod), {("bbb", "seed_fp"): 2.0}, 60.0)
-    assert pool.ask("r3", now_s=61.0).choice.reason is SourceReason.PEER_REFUSED
-    pool.metrics("b", waiting=50.0, info=info(instance="new"), at_s=61.0)
-    assert pool.ask("r4", now_s=61.0).choice.reason is SourceReason.PULL, "restarted: another engine"
 
 
 def test_the_order_in_which_endpoints_came_does_not_matter() -> None:

@@ -14,7 +14,8 @@ from epp.core.thresholds import PolicyTable, PullSettings, PullThresholds, every
 from epp.core.types import Outcome
 from epp.ops.replay import Summary, redecide_files
 from epp.telemetry.ledger_file import LedgerFile
-from tests.unit.core.test_endpoint_picker import Pool, busy_pool
+from tests.unit.core.test_endpoint_picker import Pool
+from tests.unit.core.test_pull_lifecycle import busy_pool
 
 
 def document(body: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from dataclasses import replace
@@ -19,7 +20,8 @@ from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.pull_metrics import PullMetrics
 from tests.unit.core.rows import info
-from tests.unit.core.test_endpoint_picker import Pool, busy_pool, report
+from tests.unit.core.test_endpoint_picker import Pool
+from tests.unit.core.test_pull_lifecycle import busy_pool, report
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -37,7 +39,7 @@ def records(count: int) -> list[DecisionRecord]:
 def test_files_rotate_by_size_and_hold_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     rows = records(40)
-    size = len(json.dumps(decision_json(rows[0])))
+    size = len(json.dumps(decision_json(rows[0]), separators=(",", ":"))) + 40
     file = LedgerFile(path, max_bytes=10 * size, keep=3)
     file.write(rows[:25], 1000.0)
     file.write(rows[25:], 1000.0)
@@ -59,6 +61,17 @@ def test_a_restarted_picker_appends(tmp_path: Path) -> None:
         file.write([row], 0.0)
         file.close()
     assert [row["request_id"] for row in lines(path)] == ["r0", "r1"]
+
+
+def test_an_id_that_is_no_unicode_does_not_stop_the_ledger(tmp_path: Path) -> None:
+    (record,) = records(1)
+    ids = ["\udcff", "\x00\n{", "plain"]
+    rows = [replace(record, decision=replace(record.decision, request_id=name)) for name in ids]
+    file = LedgerFile(tmp_path / "l.jsonl")
+    file.write(rows, 0.0)
+    file.close()
+    assert [row["request_id"] for row in lines(tmp_path / "l.jsonl")] == ids
+    assert (file.written, file.dropped) == (3, 0)
 
 
 def test_one_file_only(tmp_path: Path) -> None:
@@ -189,3 +202,22 @@ def test_no_prompt_and_no_salt_is_in_a_record() -> None:
     text = json.dumps(decision_json(record)) + repr(record)
     assert "7654321" not in text
     assert "nobody may see" not in text
+
+
+async def test_a_fault_of_ours_does_not_end_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    pool, registry, tried = busy_pool(), CollectorRegistry(), asyncio.Event()
+
+    class Broken(PullMetrics):
+        def settled(self, record: DecisionRecord) -> None:
+            tried.set()
+            raise ZeroDivisionError(record.decision.decision_id)
+
+    ledger = DecisionLedger(pool.picker, Broken(registry), registry, clock=lambda: 100.0)
+    pool.ask()
+    running = asyncio.create_task(ledger.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
+    assert [r.exc_info is not None for r in caplog.records] == [True]

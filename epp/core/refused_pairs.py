@@ -18,7 +18,7 @@ BUSY_HOLD_S = 2.0  # `limit`: the peer serves as much as it can
 _BUSY = "limit"
 
 
-class PeerRefusals:
+class RefusedPairs:
     """Refused peers an engine, by the names that the engine gives them."""
 
     def __init__(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from engine_plugin.identity import EndpointId
-from epp.core.peer_refusals import BUSY_HOLD_S, HOLD_S, MAX_PEERS, PeerRefusals
+from epp.core.refused_pairs import BUSY_HOLD_S, HOLD_S, MAX_PEERS, RefusedPairs
 
 A = EndpointId("a")
 
 
 def test_a_rise_holds_a_peer_back_and_a_standing_counter_does_not() -> None:
-    refusals = PeerRefusals()
+    refusals = RefusedPairs()
     refusals.observe(A, {("x", "seed_fp"): 1.0}, 0.0)
     assert refusals.refused_by(A, HOLD_S - 0.1) == {"x"}
     refusals.observe(A, {("x", "seed_fp"): 1.0}, 30.0)
@@ -20,7 +20,7 @@ def test_a_rise_holds_a_peer_back_and_a_standing_counter_does_not() -> None:
 
 
 def test_a_busy_peer_is_held_back_for_a_moment_only() -> None:
-    refusals = PeerRefusals()
+    refusals = RefusedPairs()
     refusals.observe(A, {("x", "limit"): 5.0}, 0.0)
     assert refusals.refused_by(A, BUSY_HOLD_S - 0.1) == {"x"}
     assert refusals.refused_by(A, BUSY_HOLD_S) == frozenset()
@@ -30,7 +30,7 @@ def test_a_busy_peer_is_held_back_for_a_moment_only() -> None:
 
 
 def test_a_counter_that_falls_is_another_engines() -> None:
-    refusals = PeerRefusals()
+    refusals = RefusedPairs()
     refusals.observe(A, {("x", "auth"): 3.0, ("y", "auth"): 1.0}, 0.0)
     refusals.observe(A, {("y", "auth"): 1.0}, 1.0)
     assert refusals.refused_by(A, 1.0) == {"y"}
@@ -39,6 +39,6 @@ def test_a_counter_that_falls_is_another_engines() -> None:
 
 
 def test_what_one_engine_can_fill_is_bounded() -> None:
-    refusals = PeerRefusals()
+    refusals = RefusedPairs()
     refusals.observe(A, {(f"p{i}", "auth"): 1.0 for i in range(MAX_PEERS * 2)}, 0.0)
     assert len(refusals.refused_by(A, 0.0)) == MAX_PEERS
