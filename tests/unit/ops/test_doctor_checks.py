@@ -168,6 +168,7 @@ def test_what_was_not_tried_is_not_called_good() -> None:
 def test_pickers() -> None:
     silent = Facts((PickerFacts(URL, fault="Connection refused"),))
     assert faults(silent) == [("pickers", URL)]
+    assert {c.verdict for c in examine(silent)[1:]} == {Verdict.NOT_JUDGED}
     empty = Facts((picker(),))
     assert faults(empty) == [("pickers", URL)]
     good = healthy().pickers[0]
