@@ -42,6 +42,8 @@ class _Seen:
 
     healthy: int = -1
     health: str = ""
+    with_wrong_key: int = -1
+    wrong_key: str = ""
     answers: list[Answer] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[int, tuple[bool, int]] = field(default_factory=dict)  # by generation
@@ -65,6 +67,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> _Seen:
             with captured() as text:
                 found.healthy = await doctor(fleet)
             found.health = text.getvalue()
+            wrong_key = spec.run_dir / "wrong-key"
+            wrong_key.write_text("another key of enough bytes")
+            with captured() as text:
+                found.with_wrong_key = await doctor(fleet, key_file=wrong_key)
+            found.wrong_key = text.getvalue()
             found.commands = await _run_documented_commands(fleet)
         return found
 
@@ -175,6 +182,14 @@ def test_a_good_fleet_is_healthy(seen: _Seen) -> None:
     assert seen.healthy == 0
     assert len(rows) == 14
     assert [row[0] for row in rows if "ok" not in [cell.strip() for cell in row]] == []
+
+
+def test_a_key_that_is_not_the_sidecars_is_found(seen: _Seen) -> None:
+    """Sidecars verify what the doctor signs: its pulls with the right key were no luck."""
+    faults = [line for line in seen.wrong_key.splitlines() if line.startswith("FAULT")]
+    assert seen.with_wrong_key == 1
+    assert len(faults) == 3
+    assert all("header through" in line and "signature_wrong" in line for line in faults)
 
 
 def test_thresholds_change_under_load_without_a_dropped_request(seen: _Seen) -> None:

@@ -67,6 +67,7 @@ class EngineFacts:
 class TokenFacts:
     """One probe text, tokenised twice. `form` is the API."""
 
+    picker: str
     endpoint: str
     form: str
     engine_count: int | None

@@ -264,3 +264,70 @@ async def test_wrong_usage(token_file: str, tmp_path: Path, capsys: pytest.Captu
     ):
         assert await kvpull("--token-file", token_file, *wrong) == 2
         assert wrong[0] in capsys.readouterr().err
+
+
+class StockEngine:
+    """A stock vLLM as far as the doctor looks: no kvpull metric. `pulls`: it understands the source header
+    (as its sidecar would); `token_ids`: what its tokenizer gives for any text."""
+
+    def __init__(self, *, pulls: bool, token_ids: list[int]) -> None:
+        self.prompts: list[str] = []
+        self._pulls, self._token_ids = pulls, token_ids
+        self._external = 0
+
+    def app(self) -> web.Application:
+        return stub(
+            {
+                "/metrics": self._metrics,
+                "/v1/models": answering({"data": [{"id": "llama"}]}),
+                "/tokenize": answering({"tokens": self._token_ids}),
+                "/v1/completions": self._complete,
+            }
+        )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        page = 'vllm:num_requests_waiting 0\nvllm:external_prefix_cache_hits_total{engine="0"} %d\n'
+        return web.Response(text=page % self._external)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.prompts.append(body["prompt"])
+        if self._pulls and "x-kv-cache-source-host-port" in request.headers:
+            self._external += 384
+        return web.json_response({"usage": {"prompt_tokens": 400}})
+
+
+def with_tokens(app: web.Application, token_ids: list[int]) -> web.Application:
+    answer = {"count": len(token_ids), "sha256": token_digest(token_ids)}
+    app.router.add_post("/debug/kvpull/tokens", answering(answer))
+    return app
+
+
+@pytest.mark.parametrize(
+    ("pulls", "token_ids", "expected"),
+    [
+        ((True, True), [1, 2, 3], []),
+        ((True, False), [1, 2, 3], [("key names", "pod-1/0")]),
+        ((True, True), [1, 2, 4], [("tokens equal", "pod-0/0"), ("tokens equal", "pod-1/0")]),
+    ],
+)
+async def test_stock_engines_are_judged_by_their_own_counters(
+    pulls: tuple[bool, bool],
+    token_ids: list[int],
+    expected: list[tuple[str, str]],
+    serve: Serve,
+    token_file: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engines = [StockEngine(pulls=able, token_ids=[1, 2, 3]) for able in pulls]
+    picker = await serve(with_tokens(picker_of(*[await serve(e.app()) for e in engines]), token_ids))
+    arguments = ("--url", picker, "--token-file", token_file, "--settle", "0.1", "--json")
+    assert await kvpull(*arguments) == int(bool(expected))
+    printed = capsys.readouterr().out
+    document = json.loads(printed)
+    found = {(c["name"], f["place"]) for c in document["checks"] for f in c["findings"]}
+    assert sorted(found) == expected
+    prompts = [prompt for engine in engines for prompt in engine.prompts]
+    assert len(prompts) == 4, "each computes one and pulls one"
+    assert len({prompt[:32] for prompt in prompts}) == 2, "a source's prompt is what is pulled from it"
+    assert not any(word in printed for prompt in prompts for word in prompt.split()[:1])
