@@ -50,6 +50,7 @@ class Prober:
     # --- tokens ---------------------------------------------------------------------------------
     async def tokens(self) -> tuple[TokenFacts, ...]:
         """Both APIs on every engine that serves."""
+        forms: tuple[tuple[str, dict[str, Any]], ...]
         forms = ((_COMPLETIONS, {"prompt": _text(40)}), (_CHAT, {"messages": _chat(_text(40))}))
         every = itertools.product(self.asking.urls, self._serving(), forms)
         found = [self._compare(url, row, path, text) for url, row, (path, text) in every]
