@@ -46,6 +46,7 @@ async def doctor(fleet: Fleet, *arguments: str, key_file: Path | None = None) ->
         *("--gateway", fleet.gateway_url),
         *("--sidecar-metrics-port", str(fleet.spec.addresses.engine(1, "any").sidecar_metrics_port)),
         *("--routing-key-file", str(key_file or fleet.routing_key_file)),
+        *("--settle", "30", "--request-timeout", "60"),  # a loaded machine; nothing waits without need
         *arguments,
     )
 

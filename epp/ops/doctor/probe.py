@@ -86,7 +86,9 @@ class Prober:
         if isinstance(first, str):
             return RepeatFacts(gateway, fault=first)
         computing, deadline_s, repeats, best, record = str(first["computing"]), self._deadline(), 0, 0, first
-        while best == 0 and repeats < _REPEATS and (repeats == 0 or time.monotonic() < deadline_s):
+        # of an endpoint without a claim nothing can be known: one repetition shows it
+        limit = _REPEATS if computing in {row.name for row in rows if row.has_claim} else 1
+        while best == 0 and repeats < limit and (repeats == 0 or time.monotonic() < deadline_s):
             await asyncio.sleep(self.settle_s / _REPEATS)
             again = await self._through(gateway, body)
             if isinstance(again, str):
@@ -147,7 +149,7 @@ class Prober:
 
     async def _until_announced(self, ring: Sequence[Listed], before: Mapping[str, int]) -> set[str]:
         """Endpoints of which the picker has heard that their CPU tier has grown."""
-        waiting = {row.name for row in ring if row.state in ("live", "partial")}
+        waiting = {row.name for row in ring if row.has_claim}
         deadline_s, grown = self._deadline(), set[str]()
         while not waiting <= grown and time.monotonic() < deadline_s:
             await asyncio.sleep(self.settle_s / 50)
