@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from deploy.local.client import CHAT
 from deploy.local.fleet import Fleet
@@ -23,6 +24,7 @@ def welcome(fleet: Fleet) -> str:
         f"    {engine.pod}  http://{engine.address.serving}  (engine: {engine.url}/metrics)"
         for engine in fleet.engines()
     )
+    sidecar_metrics_port = fleet.engines()[0].address.sidecar_metrics_port
     headers = "-H 'content-type: application/json' -H 'x-request-id: hello-1'"
     return f"""
 The fleet is up. A request (its id lets you look at the decision afterwards):
@@ -33,6 +35,12 @@ Why it went where it went, and what the picker knows of every engine:
 
     curl -s -H "authorization: Bearer $(cat {token})" http://127.0.0.1:{control.metrics_port}/debug/kvpull/decisions/hello-1
     curl -s -H "authorization: Bearer $(cat {token})" http://127.0.0.1:{control.metrics_port}/debug/kvpull/endpoints
+
+Is it able to pull? (docs/troubleshooting.md)
+
+    {sys.executable} -m epp.cli doctor --url http://127.0.0.1:{control.metrics_port} --token-file {token} \\
+        --gateway {fleet.gateway_url} --sidecar-metrics-port {sidecar_metrics_port} \\
+        --routing-key-file {fleet.routing_key_file}
 
 Picker metrics:  http://127.0.0.1:{control.metrics_port}/metrics
 Engines:

@@ -85,6 +85,13 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument(
         "--request-timeout", type=float, default=30.0, metavar="SECONDS", help="for one prompt"
     )
+    doctor.add_argument(
+        "--settle",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="longest until a picker has heard of what an engine computed",
+    )
     doctor.add_argument("--passive", action="store_true", help="look only, send no prompt")
     doctor.set_defaults(run=_doctor)
 

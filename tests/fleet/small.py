@@ -38,14 +38,15 @@ async def kvpull(fleet: Fleet, *arguments: str) -> int:
     return await asyncio.to_thread(cli.main, (*arguments, *asking))
 
 
-async def doctor(fleet: Fleet, *arguments: str) -> int:
-    """`kvpull doctor` with everything it can be given."""
+async def doctor(fleet: Fleet, *arguments: str, key_file: Path | None = None) -> int:
+    """`kvpull doctor` with everything it can be given; `key_file` instead of the fleet's routing key."""
     return await kvpull(
         fleet,
         "doctor",
         *("--gateway", fleet.gateway_url),
         *("--sidecar-metrics-port", str(fleet.spec.addresses.engine(1, "any").sidecar_metrics_port)),
-        *("--routing-key-file", str(fleet.routing_key_file)),
+        *("--routing-key-file", str(key_file or fleet.routing_key_file)),
+        *("--settle", "30", "--request-timeout", "60"),  # a loaded machine; nothing waits without need
         *arguments,
     )
 

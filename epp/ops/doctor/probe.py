@@ -7,11 +7,12 @@ It loads each engine with two prompts of some hundred tokens; with `--passive` n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -49,31 +50,32 @@ class Prober:
     # --- tokens ---------------------------------------------------------------------------------
     async def tokens(self) -> tuple[TokenFacts, ...]:
         """Both APIs on every engine that serves."""
+        forms: tuple[tuple[str, dict[str, Any]], ...]
         forms = ((_COMPLETIONS, {"prompt": _text(40)}), (_CHAT, {"messages": _chat(_text(40))}))
-        pairs = [(row, path, body) for row in self._serving() for path, body in forms]
-        return tuple(await asyncio.gather(*(self._compare(*pair) for pair in pairs)))
+        every = itertools.product(self.asking.urls, self._serving(), forms)
+        found = [self._compare(url, row, path, text) for url, row, (path, text) in every]
+        return tuple(await asyncio.gather(*found))
 
-    async def _compare(self, row: Listed, path: str, text: Mapping[str, Any]) -> TokenFacts:
+    async def _compare(self, url: str, row: Listed, path: str, text: Mapping[str, Any]) -> TokenFacts:
         body = {**text, "model": self._model(row)}
-        picker_url = f"{self.asking.urls[0]}/debug/kvpull/tokens?path={quote(path)}"
+        picker_url = f"{url}/debug/kvpull/tokens?path={quote(path)}"
         theirs, ours = await asyncio.gather(
             self.caller.post(f"http://{row.address}/tokenize", body),
             self.caller.post(picker_url, body, self.asking.authorization),
         )
-        fact = TokenFacts(row.name, path, None, None, equal=False)
+        fact = TokenFacts(url, row.name, path, None, None, equal=False)
         try:
             ids = [int(token) for token in theirs.json()["tokens"]] if theirs.good else None
             said = dict(ours.json()) if ours.good else None
         except STRANGE:
-            return _with(fact, fault="an answer that is no list of tokens")
+            return replace(fact, fault="an answer that is no list of tokens")
+        if ids is None:  # a model without a chat template has no tokens of a chat
+            return replace(fact, fault=f"/tokenize: {theirs.why}")
         if said is None or said["count"] is None:
-            why = "its tokens are not known to the picker" if said else f"the picker: {ours.why}"
-            return _with(fact, fault=why, picker_fault=True)
-        if ids is None:
-            return _with(fact, fault=f"/tokenize: {theirs.why}")
-        return TokenFacts(
-            row.name, path, len(ids), int(said["count"]), equal=said["sha256"] == token_digest(ids)
-        )
+            why = "it cannot tell the tokens of a text" if said else f"its tokens page: {ours.why}"
+            return replace(fact, fault=why, picker_fault=True)
+        equal = said["sha256"] == token_digest(ids)
+        return replace(fact, engine_count=len(ids), picker_count=int(said["count"]), equal=equal)
 
     # --- scores ---------------------------------------------------------------------------------
     async def repeat(self, gateway: str) -> RepeatFacts:
@@ -84,7 +86,9 @@ class Prober:
         if isinstance(first, str):
             return RepeatFacts(gateway, fault=first)
         computing, deadline_s, repeats, best, record = str(first["computing"]), self._deadline(), 0, 0, first
-        while best == 0 and repeats < _REPEATS and (repeats == 0 or time.monotonic() < deadline_s):
+        # of an endpoint without a claim nothing can be known: one repetition shows it
+        limit = _REPEATS if computing in {row.name for row in rows if row.has_claim} else 1
+        while best == 0 and repeats < limit and (repeats == 0 or time.monotonic() < deadline_s):
             await asyncio.sleep(self.settle_s / _REPEATS)
             again = await self._through(gateway, body)
             if isinstance(again, str):
@@ -145,7 +149,7 @@ class Prober:
 
     async def _until_announced(self, ring: Sequence[Listed], before: Mapping[str, int]) -> set[str]:
         """Endpoints of which the picker has heard that their CPU tier has grown."""
-        waiting = {row.name for row in ring if row.state in ("live", "partial")}
+        waiting = {row.name for row in ring if row.has_claim}
         deadline_s, grown = self._deadline(), set[str]()
         while not waiting <= grown and time.monotonic() < deadline_s:
             await asyncio.sleep(self.settle_s / 50)
@@ -159,7 +163,7 @@ class Prober:
         reply = await self._direct(destination, body, source)
         after = await self._counters(source, destination)
         for _ in range(10):  # the two ends count a moment apart
-            if after.served == after.received or not reply.good:
+            if not reply.good or after.rise_of("served", before) == after.rise_of("received", before):
                 break
             await asyncio.sleep(0.05)
             after = await self._counters(source, destination)
@@ -169,12 +173,12 @@ class Prober:
             destination.name,
             fault=None if reply.good else reply.why,
             primed=primed,
-            sidecar_pulls=_difference(before.sidecar_pulls, after.sidecar_pulls),
+            sidecar_pulls=after.rise_of("sidecar_pulls", before),
             sidecar_drops=rise(before.drops, after.drops),
             engine_pulls=None if after.pulls is None else rise(before.pulls or {}, after.pulls),
-            received_bytes=_difference(before.received, after.received),
-            served_bytes=_difference(before.served, after.served),
-            external_tokens=_difference(before.external, after.external),
+            received_bytes=after.rise_of("received", before),
+            served_bytes=after.rise_of("served", before),
+            external_tokens=after.rise_of("external", before),
             prompt_tokens=usage.get("prompt_tokens"),
         )
 
@@ -249,6 +253,11 @@ class _Counters:
     sidecar_pulls: float | None
     drops: Mapping[str, float]
 
+    def rise_of(self, name: str, before: _Counters) -> float | None:
+        """Of one counter; None where one of the two readings has none."""
+        earlier, later = getattr(before, name), getattr(self, name)
+        return None if earlier is None or later is None else later - earlier
+
 
 def _prompt_for(endpoints: Sequence[Listed]) -> str:
     """Long enough for `_BLOCKS` blocks of the largest block size (a word is a token or more)."""
@@ -265,10 +274,6 @@ def _chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _with(fact: TokenFacts, *, fault: str, picker_fault: bool = False) -> TokenFacts:
-    return TokenFacts(fact.endpoint, fact.form, None, None, False, fault, picker_fault)
-
-
 def _usage(reply: Reply) -> Mapping[str, Any]:
     body = reply.json() if reply.good else None
     usage = body.get("usage") if isinstance(body, dict) else None
@@ -277,7 +282,3 @@ def _usage(reply: Reply) -> Mapping[str, Any]:
 
 def _or_zero(value: float | None, counted: bool) -> float | None:
     return (value or 0.0) if counted else value
-
-
-def _difference(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before

@@ -78,7 +78,7 @@ def tokens(facts: Facts, blamed: frozenset[str]) -> Check:
             found.append(
                 Finding(
                     fact.endpoint,
-                    f"{fact.form}: its /tokenize gives {fact.engine_count} tokens, the picker"
+                    f"{fact.form}: its /tokenize gives {fact.engine_count} tokens, {fact.picker}"
                     f" {fact.picker_count}, and not the same",
                     "give the picker the tokenizer and chat template of the engines (docs/tokens.md)",
                     endpoints=frozenset({fact.endpoint}),
@@ -90,7 +90,7 @@ def tokens(facts: Facts, blamed: frozenset[str]) -> Check:
 
 def _no_tokens(fact: TokenFacts) -> Finding:
     return Finding(
-        "picker",
+        fact.picker,
         f"{fact.form}: {fact.fault}",
         "configure token-producer, or start the picker with --tokenizer (docs/tokens.md)",
     )

@@ -9,7 +9,6 @@ from epp.ops.doctor.facts import Facts, Listed, PickerFacts
 from epp.ops.doctor.findings import Check, Finding, Verdict
 from sidecar.routing_auth import MAX_AGE_S
 
-_CLAIMS = ("live", "partial")
 _WARN_SKEW_S = 5.0
 _FAULT_SKEW_S = MAX_AGE_S / 2
 _FULL_SHARE = 0.02  # free share of /dev/shm under which the next engine start fails
@@ -123,10 +122,10 @@ def subscriptions(facts: Facts, blamed: frozenset[str]) -> Check:
     found: list[Finding] = []
     for picker in _answering(facts):
         for row in picker.endpoints:
-            if row.name not in blamed and row.state not in _CLAIMS:
+            if row.name not in blamed and not row.has_claim:
                 found.append(_deaf(facts, picker, row))
     rows = [row for picker in _answering(facts) for row in picker.endpoints]
-    live = sum(row.state in _CLAIMS for row in rows)
+    live = sum(row.has_claim for row in rows)
     return Check("subscriptions", f"{live} of {len(rows)} live", tuple(found))
 
 

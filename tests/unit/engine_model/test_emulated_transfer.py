@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from deploy.local.engine.kv_params import IllegalTransfer, Source, TransferParams, parse_transfer
+from deploy.local.engine.kv_params import (
+    IllegalTransfer,
+    Source,
+    TransferParams,
+    parse_transfer,
+    read_as_old_engine,
+)
 from deploy.local.engine.store import CpuStore
 from engine_plugin import wire
 from epp.engine_model.cache import TierPool
@@ -141,3 +147,15 @@ async def test_cancelled_look_up_pins_nothing_and_forgets_its_wait(pool: TierPoo
     assert (store.leases, pool.in_use) == (0, 1)
     store.close()
     assert pool.in_use == 0
+
+
+def test_an_old_engine_knows_its_own_keys_only() -> None:
+    source = {"kv_request_id": "i", "remote_host": "10.0.0.1", "remote_port": 7777}
+
+    def meaning(params: object) -> TransferParams:
+        return parse_transfer(read_as_old_engine({"kv_transfer_params": params})["kv_transfer_params"])
+
+    assert meaning({"remote_kv_source": source}) == TransferParams(), "no error, no pull"
+    assert meaning({"p2p": source}).source == Source(("10.0.0.1", 7777), "i")
+    assert meaning({"decode": {"kv_request_id": "i"}}).supply_id == "i"
+    assert read_as_old_engine({"prompt": "x"}) == {"prompt": "x"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,27 @@ def test_engine_understands_its_arguments(spec: FleetSpec, files: RunFiles) -> N
     assert config.block_bytes == spec.block_size * spec.kv_bytes_per_token
     assert config.peer_key == files.peer_key_file.read_bytes()
     assert part.env["UCX_NET_DEVICES"] == "lo"
+
+
+def test_a_pod_may_be_unlike_the_others(spec: FleetSpec, files: RunFiles) -> None:
+    ill = {
+        "hash_seed": "x",
+        "block_size": 32,
+        "publishes_events": False,
+        "old_transfer_keys": True,
+        "listed_p2p_port": 9,
+    }
+    spec = replace(spec, variants={"engine-b": ill})
+    for pod, expected in (
+        ("engine-a", ("kvpull-demo", 16, True, False)),
+        ("engine-b", ("x", 32, False, True)),
+    ):
+        config, _ = parse_arguments(commands.engine_part(spec, spec.engine(pod), files).argv[_INTERPRETER:])
+        seen = (config.hash_seed, config.block_size, config.publishes_events, config.old_transfer_keys)
+        assert seen == expected
+    files.write_endpoints(spec.engines(), {})
+    ports = [row.p2p_port for row in load_endpoint_file(files.endpoints_file)]
+    assert ports == [8777, 9, 8777]
 
 
 def test_sidecar_understands_its_arguments(spec: FleetSpec, files: RunFiles) -> None:

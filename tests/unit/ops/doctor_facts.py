@@ -90,7 +90,7 @@ def healthy(**changes: Any) -> Facts:
     facts = Facts(
         (picker(*rows.values()),),
         engines,
-        tokens=tuple(TokenFacts(name, "/v1/completions", 9, 9, equal=True) for name in NAMES),
+        tokens=tuple(TokenFacts(URL, name, "/v1/completions", 9, 9, equal=True) for name in NAMES),
         repeat=RepeatFacts("http://gw", prompt_tokens=400, best_cached_tokens=384, computing="a/0"),
         pulls=ring,
     )

@@ -56,7 +56,7 @@ def wrong_pulls(reason: str = "refused_identity") -> tuple[PullFacts, ...]:
         (healthy(engines={"c/0": engine("c/0", info_labels=("rank", "seed"))}), "key names"),
         (healthy(rows={"c/0": row("c/0", waiting_known=False)}), "key names"),
         (healthy(engines={"c/0": engine("c/0", clock_offset_s=45.0)}), "clocks"),
-        (healthy(tokens=(TokenFacts("c/0", "/v1/completions", 9, 8, equal=False),)), "tokens equal"),
+        (healthy(tokens=(TokenFacts(URL, "c/0", "/v1/completions", 9, 8, equal=False),)), "tokens equal"),
     ],
 )
 def test_a_fault_of_one_endpoint_is_named_once(facts: Facts, expected: str) -> None:
@@ -168,6 +168,7 @@ def test_what_was_not_tried_is_not_called_good() -> None:
 def test_pickers() -> None:
     silent = Facts((PickerFacts(URL, fault="Connection refused"),))
     assert faults(silent) == [("pickers", URL)]
+    assert {c.verdict for c in examine(silent)[1:]} == {Verdict.NOT_JUDGED}
     empty = Facts((picker(),))
     assert faults(empty) == [("pickers", URL)]
     good = healthy().pickers[0]
@@ -202,10 +203,12 @@ def test_scores() -> None:
 
 def test_a_picker_without_a_tokenizer_is_one_finding() -> None:
     no = tuple(
-        TokenFacts(name, "/v1/completions", None, None, False, "its tokens are not known", picker_fault=True)
+        TokenFacts(
+            URL, name, "/v1/completions", None, None, False, "its tokens are not known", picker_fault=True
+        )
         for name in ("a/0", "b/0", "c/0")
     )
-    assert faults(healthy(tokens=no)) == [("tokens equal", "picker")]
+    assert faults(healthy(tokens=no)) == [("tokens equal", URL)]
 
 
 def test_clocks_and_shared_memory_warn_before_they_fail() -> None:
