@@ -45,6 +45,15 @@ class EndpointClaims:
         else:
             self._aliases[key, tier] = others - 1
 
+    def drop_all(self, keys: Sequence[BlockKey], tier: CacheTier) -> None:
+        """Mutates: `drop` for the blocks of a chain."""
+        if self._aliases:
+            for key in keys:
+                self.drop(key, tier)
+            return
+        self.counts[tier] -= len(keys)
+        self._table.drop_all(keys, self._slot, tier)
+
     def check_integrity(self, claims: Sequence[tuple[BlockKey, CacheTier]]) -> None:
         """Raises IndexCorrupt if the counts are not those of `claims`, one a name and tier."""
         for tier, count in self.counts.items():

@@ -231,8 +231,7 @@ class PythonPrefixIndex:
     def _remove(self, blocks: EngineBlocks, event: BlockRemoved, tally: Tally) -> None:
         if self._remove_from_group(blocks, event):
             return
-        for name in self._hasher.names(event.hashes):
-            blocks.remove(name, event.tier, tally)
+        blocks.remove_all(self._hasher.names(event.hashes), event.tier, tally)
 
     def _store_in_group(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         groups = self._groups_of(known.blocks)
