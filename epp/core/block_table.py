@@ -18,10 +18,10 @@ from epp.core.types import BlockKey, CacheTier
 
 LANES = 3  # bits a slot: device, CPU, any
 DEVICE_LANE, CPU_LANE, ANY_LANE = 0, 1, 2
-_LANE = {CacheTier.DEVICE: DEVICE_LANE, CacheTier.CPU: CPU_LANE}
 _TIERS = (1 << DEVICE_LANE) | (1 << CPU_LANE)
 _ANY = 1 << ANY_LANE
 _SLOT = _TIERS | _ANY
+_CPU = CacheTier.CPU  # compared by identity: the hash of an enum member is a Python call
 _LANES_OF = [[lane for lane in range(LANES) if bits >> lane & 1] for bits in range(_SLOT + 1)]
 _STRETCH = 512  # blocks looked up before the walk looks at them: most of a prompt may be unknown
 
@@ -70,7 +70,7 @@ class BlockTable:
         """Mutates: `slot` holds `key` in `tier`. False: it did already."""
         old = self._rows.get(key)
         before = 0 if old is None else old.bits
-        after = before | ((1 << _LANE[tier] | _ANY) << slot * LANES)
+        after = before | _bits_of(slot, tier)
         if after == before:
             return False
         self._replace(key, old, after)
@@ -89,7 +89,7 @@ class BlockTable:
         elif not keys:
             return []
         bits = 0 if old is None else old.bits
-        after = bits | ((1 << _LANE[tier] | _ANY) << slot * LANES)
+        after = bits | _bits_of(slot, tier)
         if after == bits:
             return list(keys)
         repeated = _repeated(keys)
@@ -215,9 +215,13 @@ class BlockTable:
         require(all(s is self._sets[s.bits] for s in self._rows.values()), "a set is not interned")
 
 
+def _bits_of(slot: int, tier: CacheTier) -> int:
+    return (1 << CPU_LANE | _ANY if tier is _CPU else 1 << DEVICE_LANE | _ANY) << slot * LANES
+
+
 def _without(bits: int, slot: int, tier: CacheTier) -> int:
     """`bits` where `slot` does not hold in `tier`."""
-    after = bits & ~(1 << _LANE[tier] << slot * LANES)
+    after = bits & ~(1 << (CPU_LANE if tier is _CPU else DEVICE_LANE) + slot * LANES)
     return after if (after >> slot * LANES) & _TIERS else after & ~(_ANY << slot * LANES)
 
 

@@ -140,9 +140,9 @@ class EngineBlocks:
             return
         tally.stored += len(names)
         if keys and min(keys) < self._sample.below:
-            for name, key in zip(names, keys, strict=True):
-                if key < self._sample.below:
-                    self._sample.note(key, name)
+            below = self._sample.below
+            for key, name in [pair for pair in zip(keys, names, strict=True) if pair[0] < below]:
+                self._sample.note(key, name)
 
     def _hold_new(self, names: tuple[EngineBlockHash, ...], keys: list[BlockKey], tier: CacheTier) -> bool:
         """The records and claims of blocks on the device of which nothing is known, nor awaited.
