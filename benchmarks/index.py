@@ -37,7 +37,7 @@ EVENT_REPLICAS = 400_000
 MEMORY_REPLICAS = {COMPILED: 2_000_000, PURE: 1_000_000}
 REPEATS = 60
 PEER_VENV = Path(".cache/dynamo")
-PEER_INSTALL = ["-m", "pip", "install", "--quiet", "--no-deps", "ai-dynamo-runtime==1.6.1"]
+PEER_INSTALL = ["-m", "pip", "install", "--quiet", "--no-deps", "ai-dynamo-runtime==1.6.1", "msgspec"]
 
 
 def new_index(make: IndexMaker, endpoints: int) -> PrefixIndex:
@@ -185,9 +185,9 @@ def peer_figures() -> dict[str, float]:
     python = PEER_VENV / "bin" / "python"
     install = [[sys.executable, "-m", "venv", str(PEER_VENV)], [str(python), *PEER_INSTALL]]
     try:
-        for command in [] if (PEER_VENV / "ready").exists() else install:
+        for command in [] if (PEER_VENV / "complete").exists() else install:
             subprocess.run(command, check=True, capture_output=True, timeout=600)
-        (PEER_VENV / "ready").touch()
+        (PEER_VENV / "complete").touch()
         run = [str(python), "-m", "benchmarks.index_peer", str(EVENT_REPLICAS), str(REPEATS)]
         output = subprocess.run(run, check=True, capture_output=True, text=True, timeout=600).stdout
     except (OSError, subprocess.SubprocessError) as error:

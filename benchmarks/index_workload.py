@@ -1,5 +1,5 @@
-"""The workload of the index benchmarks: seeded, and free of third-party imports, so that a peer in
-another virtual environment gets the very same one."""
+"""The workload of the index benchmarks: seeded, and free of third-party imports but msgspec, so that
+a peer in another virtual environment gets the very same one."""
 
 from __future__ import annotations
 

@@ -11,16 +11,19 @@ It must not know engines, events or tokens. Mutating methods say so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from epp.core.byte_budget import ROW_BYTES, SET_BYTES, ByteBudget
 from epp.core.types import BlockKey, CacheTier
 
 LANES = 3  # bits a slot: device, CPU, any
 DEVICE_LANE, CPU_LANE, ANY_LANE = 0, 1, 2
-_LANE = {CacheTier.DEVICE: DEVICE_LANE, CacheTier.CPU: CPU_LANE}
 _TIERS = (1 << DEVICE_LANE) | (1 << CPU_LANE)
 _ANY = 1 << ANY_LANE
 _SLOT = _TIERS | _ANY
+_CPU = CacheTier.CPU  # compared by identity: the hash of an enum member is a Python call
+_LANES_OF = [[lane for lane in range(LANES) if bits >> lane & 1] for bits in range(_SLOT + 1)]
+_STRETCH = 512  # blocks looked up before the walk looks at them: most of a prompt may be unknown
 
 
 class IndexCorrupt(RuntimeError):
@@ -67,7 +70,7 @@ class BlockTable:
         """Mutates: `slot` holds `key` in `tier`. False: it did already."""
         old = self._rows.get(key)
         before = 0 if old is None else old.bits
-        after = before | ((1 << _LANE[tier] | _ANY) << slot * LANES)
+        after = before | _bits_of(slot, tier)
         if after == before:
             return False
         self._replace(key, old, after)
@@ -76,35 +79,41 @@ class BlockTable:
     def hold_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> list[BlockKey]:
         """Mutates: `hold` for a chain of blocks, which mostly have the same holders: then all at once.
         Returns those that `slot` held already."""
-        if not keys:
-            return []
         rows = self._rows
-        before = list(map(rows.get, keys))
-        old = before[0]
+        old = None
+        if not rows.keys().isdisjoint(keys):
+            before = list(map(rows.get, keys))
+            old = before[0]
+            if old is None or before.count(old) != len(keys):
+                return [key for key in keys if not self.hold(key, slot, tier)]
+        elif not keys:
+            return []
         bits = 0 if old is None else old.bits
-        after = bits | ((1 << _LANE[tier] | _ANY) << slot * LANES)
-        new = None if after == bits else self._interned(after)
-        changed = dict.fromkeys(keys, new)
-        if new is None or before.count(old) != len(keys) or len(changed) != len(keys):
-            self._drop_unused(new)
-            return [key for key in keys if not self.hold(key, slot, tier)]
-        rows.update(changed)  # type: ignore[arg-type]  # no None in it
-        new.blocks += len(keys)
-        if old is None:
-            self.budget.table_bytes += ROW_BYTES * len(keys)
-        else:
-            old.blocks -= len(keys)
-            self._drop_unused(old)
-        return []
+        after = bits | _bits_of(slot, tier)
+        if after == bits:
+            return list(keys)
+        repeated = _repeated(keys)
+        self._replace_all(keys, len(keys) - len(repeated), old, after)
+        return repeated
+
+    def drop_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> None:
+        """Mutates: `drop` for blocks that mostly have the same holders: then all at once."""
+        before = list(map(self._rows.get, keys))
+        old = before[0] if before else None
+        if old is None or before.count(old) != len(keys) or len(set(keys)) != len(keys):
+            for key in keys:
+                self.drop(key, slot, tier)
+            return
+        after = _without(old.bits, slot, tier)
+        if after != old.bits:
+            self._replace_all(keys, len(keys), old, after)
 
     def drop(self, key: BlockKey, slot: int, tier: CacheTier) -> None:
         """Mutates: `slot` holds `key` in `tier` no more (harmless if it never did)."""
         old = self._rows.get(key)
         if old is None:
             return
-        after = old.bits & ~(1 << _LANE[tier] << slot * LANES)
-        if not (after >> slot * LANES) & _TIERS:
-            after &= ~(_ANY << slot * LANES)
+        after = _without(old.bits, slot, tier)
         if after != old.bits:
             self._replace(key, old, after)
 
@@ -141,10 +150,27 @@ class BlockTable:
             self.budget.table_bytes += SET_BYTES
         return found
 
-    def _drop_unused(self, holders: HolderSet | None) -> None:
-        if holders is not None and not holders.blocks:
-            del self._sets[holders.bits]
-            self.budget.table_bytes -= SET_BYTES
+    def _replace_all(
+        self, keys: Sequence[BlockKey], distinct: int, old: HolderSet | None, bits: int
+    ) -> None:
+        """`_replace` for blocks that all have the holders `old`; `distinct` of the keys differ."""
+        rows, budget = self._rows, self.budget
+        if old is None:
+            budget.table_bytes += ROW_BYTES * distinct
+        if bits:
+            new = self._interned(bits)
+            new.blocks += distinct
+            for key in keys:  # cheaper than a dict for `update`
+                rows[key] = new
+        else:
+            for key in keys:
+                del rows[key]
+            budget.table_bytes -= ROW_BYTES * distinct
+        if old is not None:
+            old.blocks -= distinct
+            if not old.blocks:
+                del self._sets[old.bits]
+                budget.table_bytes -= SET_BYTES
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.
@@ -158,19 +184,19 @@ class BlockTable:
         depths: dict[int, int] = {}
         if not alive:
             return depths
-        previous: HolderSet | None = None
-        depth = -1
-        for depth, holders in enumerate(map(self._rows.get, keys)):  # read after the loop
-            if holders is previous and holders is not None:
-                continue
-            survivors = alive & holders.bits if holders is not None else 0
-            if survivors != alive:
-                _note(depths, alive ^ survivors, depth)
-                alive = survivors
-                if not alive:
-                    return depths
-            previous = holders
-        _note(depths, alive, depth + 1)
+        for start in range(0, len(keys), _STRETCH):
+            found = list(map(self._rows.get, keys[start : start + _STRETCH]))
+            at = 0
+            for holders, _ in groupby(found):  # equal sets are one object: a step a change, not a block
+                at = found.index(holders, at)
+                survivors = alive & holders.bits if holders is not None else 0
+                if survivors != alive:
+                    _note(depths, alive ^ survivors, start + at)
+                    alive = survivors
+                    if not alive:
+                        return depths
+                at += 1
+        _note(depths, alive, len(keys))
         return depths
 
     def check_integrity(self, expected: dict[BlockKey, int]) -> None:
@@ -189,8 +215,28 @@ class BlockTable:
         require(all(s is self._sets[s.bits] for s in self._rows.values()), "a set is not interned")
 
 
+def _bits_of(slot: int, tier: CacheTier) -> int:
+    return (1 << CPU_LANE | _ANY if tier is _CPU else 1 << DEVICE_LANE | _ANY) << slot * LANES
+
+
+def _without(bits: int, slot: int, tier: CacheTier) -> int:
+    """`bits` where `slot` does not hold in `tier`."""
+    after = bits & ~(1 << (CPU_LANE if tier is _CPU else DEVICE_LANE) + slot * LANES)
+    return after if (after >> slot * LANES) & _TIERS else after & ~(_ANY << slot * LANES)
+
+
+def _repeated(keys: Sequence[BlockKey]) -> list[BlockKey]:
+    """Those that are in `keys` before: none but for a collision of hashes."""
+    if len(set(keys)) == len(keys):
+        return []
+    seen: set[BlockKey] = set()
+    return [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+
+
 def _note(depths: dict[int, int], bits: int, depth: int) -> None:
     while bits:
-        lowest = bits & -bits
-        depths[lowest.bit_length() - 1] = depth
-        bits ^= lowest
+        base = (bits.bit_length() - 1) // LANES * LANES
+        lanes = bits >> base  # of the last slot: nothing is above it
+        bits ^= lanes << base
+        for lane in _LANES_OF[lanes]:
+            depths[base + lane] = depth

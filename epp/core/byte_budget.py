@@ -64,7 +64,7 @@ class ByteBudget:
 
     def is_tight_with(self, bytes_: int) -> bool:
         """Whether it is tight, or would be with `bytes_` more."""
-        return self.total_bytes + bytes_ >= self.max_bytes - self.max_bytes // 8
+        return self.table_bytes + self.endpoint_bytes + bytes_ >= self.tight_bytes
 
     @property
     def is_full(self) -> bool:

@@ -12,38 +12,58 @@ from epp.core.types import BlockKey, CacheTier
 
 
 class EndpointClaims:
-    """Writes the bits of one slot. `counts`: names with a copy in each tier."""
+    """Writes the bits of one slot."""
 
-    __slots__ = ("_aliases", "_slot", "_table", "counts")
+    __slots__ = ("_aliases", "_cpu", "_device", "_slot", "_table")
 
     def __init__(self, slot: int, table: BlockTable) -> None:
-        self.counts = {CacheTier.DEVICE: 0, CacheTier.CPU: 0}
+        self._device = self._cpu = 0  # names with a copy in the tier
         self._slot = slot
         self._table = table
         self._aliases: dict[tuple[BlockKey, CacheTier], int] = {}  # further names of the same content
 
+    @property
+    def counts(self) -> dict[CacheTier, int]:
+        """Names with a copy in each tier."""
+        return {CacheTier.DEVICE: self._device, CacheTier.CPU: self._cpu}
+
+    def _count(self, tier: CacheTier, delta: int) -> None:
+        if tier is CacheTier.DEVICE:
+            self._device += delta
+        else:
+            self._cpu += delta
+
     def add(self, key: BlockKey, tier: CacheTier) -> None:
         """Mutates: one more name has a copy of `key` in `tier`."""
-        self.counts[tier] += 1
+        self._count(tier, 1)
         if not self._table.hold(key, self._slot, tier):
             self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
 
     def add_all(self, keys: Sequence[BlockKey], tier: CacheTier) -> None:
         """Mutates: `add` for the blocks of a chain."""
-        self.counts[tier] += len(keys)
+        self._count(tier, len(keys))
         for key in self._table.hold_all(keys, self._slot, tier):
             self._aliases[key, tier] = self._aliases.get((key, tier), 0) + 1
 
     def drop(self, key: BlockKey, tier: CacheTier) -> None:
         """Mutates: one name fewer."""
-        self.counts[tier] -= 1
-        others = self._aliases.get((key, tier), 0)
+        self._count(tier, -1)
+        others = self._aliases.get((key, tier), 0) if self._aliases else 0
         if not others:
             self._table.drop(key, self._slot, tier)
         elif others == 1:
             del self._aliases[key, tier]
         else:
             self._aliases[key, tier] = others - 1
+
+    def drop_all(self, keys: Sequence[BlockKey], tier: CacheTier) -> None:
+        """Mutates: `drop` for the blocks of a chain."""
+        if self._aliases:
+            for key in keys:
+                self.drop(key, tier)
+            return
+        self._count(tier, -len(keys))
+        self._table.drop_all(keys, self._slot, tier)
 
     def check_integrity(self, claims: Sequence[tuple[BlockKey, CacheTier]]) -> None:
         """Raises IndexCorrupt if the counts are not those of `claims`, one a name and tier."""

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from itertools import repeat
 
-from epp.core.block_record import BlockRecord
+from epp.core.block_record import BlockRecord, BlockRecords, Row
 from epp.core.block_table import BlockTable, require
 from epp.core.byte_budget import RECORD_BYTES, ROW_BYTES, SET_BYTES, WAITING_BYTES
 from epp.core.endpoint_claims import EndpointClaims
@@ -45,11 +44,9 @@ class EngineBlocks:
         self._claims = EndpointClaims(slot, table)
         self._hasher = hasher
         self._limits = limits
-        self._records: dict[EngineBlockHash, BlockRecord] = {}
-        # FIFO sets; a plain dict looks for its first key past all that were deleted in front of it
-        self._waiting: OrderedDict[EngineBlockHash, None] = OrderedDict()
+        self._records = BlockRecords()
+        self._waiting: OrderedDict[EngineBlockHash, None] = OrderedDict()  # oldest first
         self._waiting_bytes = 0
-        self._remembered: OrderedDict[EngineBlockHash, None] = OrderedDict()
         self._children: dict[EngineBlockHash, dict[EngineBlockHash, None]] = {}  # of waiting blocks
         self._budget = table.budget
         self._bytes = 0
@@ -57,7 +54,7 @@ class EngineBlocks:
     @property
     def is_pristine(self) -> bool:
         """Nothing was learned since the last clear."""
-        return not (self._records or self.block_size_tokens or self.groups) and self.main_group is None
+        return not (len(self._records) or self.block_size_tokens or self.groups) and self.main_group is None
 
     def __len__(self) -> int:
         return len(self._records)
@@ -69,7 +66,7 @@ class EngineBlocks:
 
     @property
     def remembered(self) -> int:
-        return len(self._remembered)
+        return len(self._records.remembered)
 
     @property
     def waiting(self) -> int:
@@ -86,14 +83,17 @@ class EngineBlocks:
 
     def key_of(self, name: EngineBlockHash) -> BlockKey | None:
         """Our key of the engine's block, if its content is known. Mutates nothing."""
-        record = self._records.get(name)
-        return None if record is None else record.key
+        return self._records.key_of(name)
 
     # --- stores ---------------------------------------------------------------------------------
 
     def hold(self, name: EngineBlockHash, key: BlockKey, tier: CacheTier, tally: Tally) -> None:
         """Mutates: one more copy of block `name`, whose content is `key`."""
-        record = self._records.get(name)
+        known = self._records.key_of(name)
+        if known is not None and known != key:  # one name for two contents: believe the first
+            tally.skipped += 1
+            return
+        record = self._records.find(name)
         if record is None:
             if len(self._records) >= self._limits.max_blocks:
                 tally.skipped += 1
@@ -104,10 +104,10 @@ class EngineBlocks:
             ):
                 self._refuse(1, tally)
                 return
-            record = self._records[name] = BlockRecord(key)
-            self._bytes += RECORD_BYTES  # `_charge` and `_announce`, written out: most blocks come here
-            budget.endpoint_bytes += RECORD_BYTES
+            record = BlockRecord(key)
             record.add(tier, 1)
+            self._records.put(name, record)
+            self._charge(RECORD_BYTES)
             self._claims.add(key, tier)
             if key < self._sample.below or self.groups is not None:
                 self._announce(name, key)
@@ -116,12 +116,9 @@ class EngineBlocks:
             record.add(tier, 1)  # first, so that it cannot be forgotten as a block without copies
             if not self._settle(name, record, key, tally):
                 return
-        elif record.key == key:
-            self._add_copy(name, record, key, tier)
+        else:
+            self._add_copy(record, key, tier)
             tally.stored += 1
-        else:  # one name for two contents: believe the first
-            tally.skipped += 1
-            return
         if name in self._children:
             self._settle_descendants(name, key, tally)
 
@@ -136,35 +133,38 @@ class EngineBlocks:
     ) -> None:
         """Mutates: `hold` for a chain of blocks that are nothing but tokens, all at once where nothing
         is known of any of them."""
-        records, is_device = self._records, tier is CacheTier.DEVICE
         keys = self._hasher.chain(parent_key, packed, block_bytes // TOKEN_BYTES)
-        made = map(BlockRecord, keys, repeat(int(is_device)), repeat(int(not is_device)))
-        fresh = dict(zip(names, made, strict=True))
-        if (
-            self._children
-            or len(records) + len(names) > self._limits.max_blocks
-            or not records.keys().isdisjoint(names)
-            or len(fresh) != len(names)
-            or (self.groups is not None and self.groups.awaited)
-            or self._budget.is_tight_with(len(names) * (RECORD_BYTES + ROW_BYTES) + SET_BYTES)
-        ):
+        if not self._hold_new(names, keys, tier):
             for name, key in zip(names, keys, strict=True):
                 self.hold(name, key, tier, tally)
             return
-        records.update(fresh)
-        self._charge(RECORD_BYTES * len(names))
-        self._claims.add_all(keys, tier)
         tally.stored += len(names)
         if keys and min(keys) < self._sample.below:
-            for name, key in zip(names, keys, strict=True):
-                if key < self._sample.below:
-                    self._sample.note(key, name)
+            below = self._sample.below
+            for key, name in [pair for pair in zip(keys, names, strict=True) if pair[0] < below]:
+                self._sample.note(key, name)
+
+    def _hold_new(self, names: tuple[EngineBlockHash, ...], keys: list[BlockKey], tier: CacheTier) -> bool:
+        """The records and claims of blocks on the device of which nothing is known, nor awaited.
+        False: something is, or there may be no room; nothing was done."""
+        if (
+            tier is not CacheTier.DEVICE
+            or self._children
+            or len(self._records) + len(names) > self._limits.max_blocks
+            or (self.groups is not None and self.groups.awaited)
+            or self._budget.is_tight_with(len(names) * (RECORD_BYTES + ROW_BYTES) + SET_BYTES)
+            or not self._records.put_new(names, keys)
+        ):
+            return False
+        self._charge(RECORD_BYTES * len(names))
+        self._claims.add_all(keys, tier)
+        return True
 
     def hold_by_name(self, name: EngineBlockHash, tier: CacheTier, tally: Tally) -> None:
         """Mutates: one more copy of a block known only by its name; waits if it is not known."""
-        record = self._records.get(name)
+        record = self._records.find(name)
         if record is not None and record.key is not None:
-            self._add_copy(name, record, record.key, tier)
+            self._add_copy(record, record.key, tier)
             tally.stored += 1
             return
         if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
@@ -180,9 +180,9 @@ class EngineBlocks:
         self, name: EngineBlockHash, parent: EngineBlockHash, payload: bytes, tier: CacheTier, tally: Tally
     ) -> None:
         """Mutates: one more copy of a block whose parent is unknown; waits for the parent."""
-        record = self._records.get(name)
+        record = self._records.find(name)
         if record is not None and record.key is not None:
-            self._add_copy(name, record, record.key, tier)
+            self._add_copy(record, record.key, tier)
             tally.stored += 1
             return
         if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
@@ -200,7 +200,8 @@ class EngineBlocks:
         self._trim_waiting()
 
     def _start_waiting(self, name: EngineBlockHash) -> BlockRecord:
-        record = self._records[name] = BlockRecord(None)
+        record = BlockRecord(None)
+        self._records.put(name, record)
         self._waiting[name] = None
         self._charge(WAITING_BYTES)
         return record
@@ -210,7 +211,7 @@ class EngineBlocks:
         self._stop_waiting(name, record)
         if self._budget.is_tight and self._budget.refuses(self.own_bytes):
             self._refuse(record.device + record.cpu, tally)
-            del self._records[name]
+            self._records.discard(name)
             return False
         record.key = key
         self._charge(RECORD_BYTES)
@@ -221,7 +222,7 @@ class EngineBlocks:
                 self._claims.add(key, tier)
                 tally.stored += copies
         if not (record.device or record.cpu):
-            self._remember(name)
+            self._remember(name, key)
         return True
 
     def _settle_descendants(self, name: EngineBlockHash, key: BlockKey, tally: Tally) -> None:
@@ -229,8 +230,8 @@ class EngineBlocks:
         while found:
             parent, parent_key = found.pop()
             for child in self._children.pop(parent, {}):
-                record = self._records[child]
-                assert record.payload is not None  # only blocks with content are anybody's child
+                record = self._records.find(child)
+                assert record is not None and record.payload is not None  # only blocks with content are anybody's child
                 child_key = self._hasher.next_key(parent_key, record.payload)
                 self._settle(child, record, child_key, tally)
                 found.append((child, child_key))
@@ -253,13 +254,13 @@ class EngineBlocks:
             len(self._waiting) > limits.max_waiting_blocks or self._waiting_bytes > limits.max_waiting_bytes
         ):
             oldest = next(iter(self._waiting))
-            self._stop_waiting(oldest, self._records[oldest])
-            del self._records[oldest]
+            record = self._records.find(oldest)
+            assert record is not None
+            self._stop_waiting(oldest, record)
+            self._records.discard(oldest)
             self.forgotten_waiting += 1
 
-    def _add_copy(self, name: EngineBlockHash, record: BlockRecord, key: BlockKey, tier: CacheTier) -> None:
-        if not (record.device or record.cpu):
-            del self._remembered[name]
+    def _add_copy(self, record: BlockRecord, key: BlockKey, tier: CacheTier) -> None:
         if record.add(tier, 1) == 1:
             self._claims.add(key, tier)
 
@@ -280,9 +281,22 @@ class EngineBlocks:
 
     # --- removals -------------------------------------------------------------------------------
 
+    def remove_all(self, names: tuple[EngineBlockHash, ...], tier: CacheTier, tally: Tally) -> None:
+        """Mutates: `remove` for each, at once where each has one copy, on the device."""
+        keys = self._records.take_single(names) if tier is CacheTier.DEVICE else None
+        if keys is None:
+            for name in names:
+                self.remove(name, tier, tally)
+            return
+        tally.removed += len(names)
+        self._claims.drop_all(keys, tier)
+        for name, key in zip(names, keys, strict=True):
+            self._records.remembered[name] = key
+        self._forget_oldest()
+
     def remove(self, name: EngineBlockHash, tier: CacheTier, tally: Tally) -> None:
         """Mutates: one copy fewer. A copy that we never heard of is ignored."""
-        record = self._records.get(name)
+        record = self._records.find_held(name)
         if record is None or not record.copies(tier):
             return
         tally.removed += 1
@@ -291,45 +305,47 @@ class EngineBlocks:
             # its content, if known, may still be what its children wait for
             if record.payload is None and not (record.device or record.cpu):
                 self._stop_waiting(name, record)
-                del self._records[name]
+                self._records.discard(name)
             return
         if not left:
             self._claims.drop(record.key, tier)
             if not (record.device or record.cpu):
-                self._remember(name)
+                self._remember(name, record.key)
 
-    def _remember(self, name: EngineBlockHash) -> None:
-        self._remembered[name] = None
-        if len(self._remembered) > self._limits.max_remembered_blocks:
-            oldest, _ = self._remembered.popitem(last=False)
-            del self._records[oldest]
-            self._charge(-RECORD_BYTES)
+    def _remember(self, name: EngineBlockHash, key: BlockKey) -> None:
+        self._records.remember(name, key)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        remembered = self._records.remembered
+        too_many = len(remembered) - self._limits.max_remembered_blocks
+        if too_many > 0:
+            for _ in range(too_many):
+                remembered.popitem(last=False)
+            self._charge(-RECORD_BYTES * too_many)
 
     # --- dump and restore ------------------------------------------------------------------------
 
-    def records(self) -> Iterator[tuple[EngineBlockHash, BlockKey, int, int]]:
+    def records(self) -> Iterator[Row]:
         """Name, key, device and CPU copies of all but the waiting blocks; remembered ones last, the
         oldest of them first."""
-        for name, record in self._records.items():
-            if record.key is not None and (record.device or record.cpu):
-                yield name, record.key, record.device, record.cpu
-        for name in self._remembered:
-            key = self._records[name].key
-            assert key is not None
+        yield from self._records.held()
+        for name, key in self._records.remembered.items():
             yield name, key, 0, 0
 
     def put(self, name: EngineBlockHash, key: BlockKey, device: int, cpu: int) -> bool:
         """Mutates: take over one of another's `records`. False: there is one of that name."""
         if name in self._records:
             return False
-        record = self._records[name] = BlockRecord(key)
-        record.device, record.cpu = device, cpu
+        record = BlockRecord(key, device, cpu)
         self._charge(RECORD_BYTES)
         for tier in TIERS:
             if record.copies(tier):
                 self._claims.add(key, tier)
-        if not (device or cpu):
-            self._remember(name)
+        if device or cpu:
+            self._records.put(name, record)
+        else:
+            self._remember(name, key)
         self._announce(name, key)
         return True
 
@@ -341,13 +357,13 @@ class EngineBlocks:
         For records that nobody asks about any more: the other tables are not kept in order.
         """
         done = 0
-        while done < max_records and self._records:
-            _, record = self._records.popitem()
+        while done < max_records and len(self._records):
+            record = self._records.pop()
             for tier in TIERS:
                 if record.key is not None and record.copies(tier):
                     self._claims.drop(record.key, tier)
             done += 1
-        if not self._records:
+        if not len(self._records):
             self.release()
         return done
 
@@ -359,20 +375,21 @@ class EngineBlocks:
 
     def held(self) -> Iterator[tuple[BlockKey, CacheTier]]:
         """Every claim, once per engine hash and tier."""
-        for record in self._records.values():
-            if record.key is not None:
-                for tier in TIERS:
-                    if record.copies(tier):
-                        yield record.key, tier
+        for _, key, device, cpu in self._records.held():
+            if device:
+                yield key, CacheTier.DEVICE
+            if cpu:
+                yield key, CacheTier.CPU
 
     def check_integrity(self) -> None:
         """Raises IndexCorrupt if the side tables contradict the records."""
-        waiting = {name for name, record in self._records.items() if record.key is None}
-        idle = {name for name, r in self._records.items() if r.key is not None and not (r.device or r.cpu)}
+        waiting = dict(self._records.waiting())
         claims = list(self.held())
-        require(waiting == self._waiting.keys(), "waiting set is off")
-        require(idle == self._remembered.keys(), "remembered set is off")
-        payloads = [r.payload for r in self._records.values() if r.payload is not None]
+        require(waiting.keys() == self._waiting.keys(), "waiting set is off")
+        require(all(row[2] or row[3] for row in self._records.held()), "a block without copies is held")
+        names = [row[0] for row in self.records()]
+        require(len(set(names)) == len(names), "a name is both held and remembered")
+        payloads = [r.payload for r in waiting.values() if r.payload is not None]
         require(self._waiting_bytes == sum(map(len, payloads)), "waiting bytes are off")
         require(sum(map(len, self._children.values())) == len(payloads), "children are off")
         self._claims.check_integrity(claims)

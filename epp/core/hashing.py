@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
@@ -27,6 +28,7 @@ MAX_NAME = 2**64 - 1
 Family: TypeAlias = tuple[str, int]  # model and block size: endpoints whose keys can be compared
 PromptKeys: TypeAlias = "array[int]"  # typecode Q: a prompt's block keys, 8 bytes each
 _MAX_EXTRA_DEPTH = 4
+_MAX_KEPT_CUT = 64  # blocks: an event's chain, not a prompt's
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
 
@@ -49,12 +51,18 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     if isinstance(token_ids, bytes | bytearray | str):
         raise InvalidTokens(f"token ids are {type(token_ids).__name__}, not integers")
     try:
-        packed = array("I", token_ids)
+        packed = _packed_list(token_ids) if type(token_ids) is list else array("I", token_ids)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidTokens("a token id is not an unsigned 32-bit integer") from error
     if not _LITTLE_ENDIAN:
         packed.byteswap()
     return packed.tobytes()
+
+
+def _packed_list(token_ids: list[int]) -> array[int]:
+    packed = array("I")
+    packed.fromlist(token_ids)  # a tenth cheaper than the constructor
+    return packed
 
 
 def split_extra_keys(
@@ -97,6 +105,11 @@ def _encode_extra(key: object, depth: int) -> bytes | None:
     return None
 
 
+@lru_cache(maxsize=256)
+def _cut(block_bytes: int, count: int) -> Callable[[bytes], tuple[bytes, ...]]:
+    return struct.Struct(f"{block_bytes}s" * count).unpack_from
+
+
 class BlockHasher:
     """Chains block keys under one 128-bit index seed. Stateless apart from the seed."""
 
@@ -121,9 +134,11 @@ class BlockHasher:
 
     def names(self, engine_hashes: tuple[EngineBlockHash, ...]) -> tuple[EngineBlockHash, ...]:
         """`name` of each; the tuple itself where all fit, as engines' hashes do."""
-        if not engine_hashes or (min(engine_hashes) >= 0 and max(engine_hashes) <= MAX_NAME):
-            return engine_hashes
-        return tuple(map(self.name, engine_hashes))
+        try:
+            array("Q", engine_hashes)  # the cheapest look at all of them
+        except OverflowError:
+            return tuple(map(self.name, engine_hashes))
+        return engine_hashes
 
     def root(self, model: str, lora_name: str | None, cache_salt: str | None) -> BlockKey:
         """What block 0 is chained to. An absent part and an empty one differ."""
@@ -147,7 +162,10 @@ class BlockHasher:
         key: int = parent
         digest = xxh3_64_intdigest
         # one unpack of n equal strings is the cheapest way to cut bytes in pure Python
-        blocks = struct.unpack_from(f"{block_bytes}s" * count, packed)
+        if count <= _MAX_KEPT_CUT:
+            blocks = _cut(block_bytes, count)(packed)
+        else:
+            blocks = struct.unpack_from(f"{block_bytes}s" * count, packed)
         # NewType call costs as much as the hash
         return [key := digest(block, key) for block in blocks]  # type: ignore[misc]
 

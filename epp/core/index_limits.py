@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from epp.core.byte_budget import DEFAULT_MAX_BYTES
 from epp.core.events import Applied
 
@@ -21,9 +23,8 @@ class IndexLimits:
     max_bytes: int = DEFAULT_MAX_BYTES
 
 
-@dataclass(slots=True)
-class Tally:
-    """Running counts of one batch, in block stores and removals."""
+class Tally(Struct, gc=False):
+    """Running counts of one batch, in block stores and removals. A struct: one is made for each event."""
 
     stored: int = 0
     removed: int = 0

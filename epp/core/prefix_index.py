@@ -19,6 +19,7 @@ from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, BlockTa
 from epp.core.engine_blocks import EngineBlocks
 from epp.core.event_content import are_plain, contents_of, proves_content
 from epp.core.events import (
+    FULL_ATTENTION_KINDS,
     AllBlocksCleared,
     Applied,
     Batch,
@@ -157,6 +158,8 @@ class PythonPrefixIndex:
 
     def _store(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         blocks = known.blocks
+        if self._store_plain(known, event, tally):
+            return
         if not is_of_main_group(blocks, event):
             self._store_in_group(known, event, tally)
             return
@@ -184,6 +187,36 @@ class PythonPrefixIndex:
         for name, content in zip(names, contents, strict=False):
             parent_key = self._hasher.next_key(parent_key, content)
             blocks.hold(name, parent_key, event.tier, tally)
+
+    def _store_plain(self, known: _Endpoint, event: BlockStored, tally: Tally) -> bool:
+        """What nearly all stores are: tokens and nothing else, on the device, of the learned size and
+        group, the parent known. The rules are in `_store`; this only gets there in one step.
+        False: not that case, nothing was done."""
+        blocks, extras, parent = known.blocks, event.extra_keys, event.parent
+        size, tokens, count = event.block_size_tokens, event.token_ids, len(event.hashes)
+        if (
+            parent is None
+            or tokens is None
+            or not size
+            or size != blocks.block_size_tokens
+            or not count
+            or len(tokens) != size * count
+            or (extras is not None and not extras.count(None) == len(extras) == count)
+            or event.tier is not CacheTier.DEVICE
+            or event.group_kind not in FULL_ATTENTION_KINDS
+            or (event.group_idx is not None and event.group_idx != blocks.main_group)
+        ):
+            return False
+        parent_key = blocks.key_of(self._hasher.name(parent))
+        if parent_key is None:
+            return False
+        try:
+            packed = self._pack(tokens)
+        except InvalidTokens:
+            return False
+        names = self._hasher.names(event.hashes)
+        blocks.hold_chain(names, parent_key, packed, size * TOKEN_BYTES, event.tier, tally)
+        return True
 
     def _store_tokens(
         self, known: _Endpoint, event: BlockStored, names: tuple[EngineBlockHash, ...], tally: Tally
@@ -231,8 +264,7 @@ class PythonPrefixIndex:
     def _remove(self, blocks: EngineBlocks, event: BlockRemoved, tally: Tally) -> None:
         if self._remove_from_group(blocks, event):
             return
-        for name in self._hasher.names(event.hashes):
-            blocks.remove(name, event.tier, tally)
+        blocks.remove_all(self._hasher.names(event.hashes), event.tier, tally)
 
     def _store_in_group(self, known: _Endpoint, event: BlockStored, tally: Tally) -> None:
         groups = self._groups_of(known.blocks)

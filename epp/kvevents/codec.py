@@ -37,7 +37,7 @@ from epp.kvevents.event_fields import (
     decode_map_batch,
     decode_map_tag,
 )
-from epp.kvevents.extra_keys import build_extra_keys, count_entries, count_keys
+from epp.kvevents.extra_keys import are_nulls, build_extra_keys, count_entries, count_keys
 from epp.kvevents.framing import CodecError
 
 MAX_BATCH_EXTRA_KEYS: Final = 262_144
@@ -65,8 +65,9 @@ def decode_batch(payload: bytes) -> EventBatch:
         wired = [decode_event(bytes(raw), at) for at, raw in enumerate(_raw_events(payload))]
     check_work(wired)
     decoded = [build_event(w, at) for at, w in enumerate(wired)]
-    events = tuple([event for event in decoded if event is not None])
-    return EventBatch(events, len(decoded) - len(events), digest)
+    unknown = decoded.count(None)
+    events = tuple([event for event in decoded if event is not None]) if unknown else tuple(decoded)
+    return EventBatch(cast(tuple[Event, ...], events), unknown, digest)
 
 
 def check_size(payload: bytes) -> None:
@@ -83,9 +84,15 @@ def check_work(wired: Sequence[Wired | None], blocks: int = 0, entries: int = 0)
     """
     extras: list[bytes] = []
     for event in wired:
-        if isinstance(event, _WITH_BLOCKS):
-            blocks += len(event.block_hashes)
-        if isinstance(event, StoredFields) and event.extra_keys is not NULL:
+        if not isinstance(event, _WITH_BLOCKS):
+            continue
+        count = len(event.block_hashes)
+        blocks += count
+        if not isinstance(event, StoredFields) or event.extra_keys is NULL:
+            continue
+        if are_nulls(event.extra_keys, count):
+            entries += count
+        else:
             encoded = bytes(event.extra_keys)
             count, are_keys = _count(count_entries, encoded)
             entries += count
@@ -169,10 +176,14 @@ def _stored(wired: StoredFields, position: int) -> BlockStored | None:
     if tier is None:
         return None
     parent = wired.parent_block_hash
-    extra_keys = None if wired.extra_keys is NULL else build_extra_keys(wired.extra_keys)
+    hashes = wired.block_hashes
+    extra_keys: tuple[tuple[object, ...] | None, ...] | None = None
+    if wired.extra_keys is not NULL:
+        plain = are_nulls(wired.extra_keys, len(hashes))
+        extra_keys = (None,) * len(hashes) if plain else build_extra_keys(wired.extra_keys)
     return BlockStored(
         tier,
-        _names(wired.block_hashes, position),
+        _names(hashes, position),
         None if parent is None else _name(parent, position),
         _tokens(wired.token_ids, position),
         wired.block_size,
@@ -190,7 +201,9 @@ def _tokens(token_ids: list[int] | None, position: int) -> Sequence[int] | None:
     if not token_ids:
         return None
     try:
-        return array("I", token_ids)
+        packed = array("I")
+        packed.fromlist(token_ids)
+        return packed
     except OverflowError:
         raise CodecError("event", f"event {position}: a token id is not an unsigned 32-bit integer") from None
 

@@ -7,6 +7,7 @@ that cannot be read stands as None, a type that no chain goes past.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from epp.kvevents.event_fields import BAD_BYTES, MAX_BLOCKS, decode_key, decode_raws
 
 MAX_EXTRA_KEYS: Final = 256  # in one block
+_MAX_QUICK: Final = 1_024
 _NULL: Final = 0xC0
 _UNREADABLE_KEY = None
 
@@ -26,6 +28,17 @@ def _array(raw: bytes) -> tuple[int, int] | None:
     if first == 0xDC:
         return int.from_bytes(raw[1:3], "big"), 3
     return (int.from_bytes(raw[1:5], "big"), 5) if first == 0xDD else None
+
+
+@lru_cache(maxsize=256)
+def _encoded_nulls(count: int) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode([None] * count))
+
+
+def are_nulls(extra_keys: msgspec.Raw, count: int) -> bool:
+    """Whether it surely is a list of `count` nulls: what plain text has. A quick look, for lists that are
+    not too long: False says nothing."""
+    return count <= _MAX_QUICK and extra_keys == _encoded_nulls(count)
 
 
 def count_entries(encoded: bytes) -> tuple[int, bool]:

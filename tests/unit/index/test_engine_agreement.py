@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from engine_plugin.identity import EndpointId
 from epp.core.cache_view import CacheView
