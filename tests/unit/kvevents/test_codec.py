@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -465,6 +467,31 @@ def test_a_message_full_of_extra_keys_is_refused_before_they_are_built() -> None
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 3 * len(payload)
+
+
+@pytest.mark.parametrize("key", [[[]] * 400_000, [0] * 400_000, [[[]] * 400_000], [{}] * 400_000])
+@pytest.mark.parametrize("wrapped", [list, lambda key: {"a": key}])
+def test_what_lies_inside_an_extra_key_is_bounded_too(key: list[Any], wrapped: Callable[[Any], Any]) -> None:
+    """One key, a list of millions, took 600 MB and held up the loop for 6 s."""
+    payload = pack([1.0, [{**STORED_MAP, "block_hashes": [1], "extra_keys": [[wrapped(key)]]}], 0])
+    tracemalloc.start()
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        with contextlib.suppress(CodecError):
+            (stored,) = decoder(payload).events
+            assert isinstance(stored, BlockStored)
+            assert str(stored.extra_keys)[:20] == "((None,),)"  # a type that no chain goes past
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 5 * len(payload)
+
+
+def test_items_of_extra_keys_count_as_keys_over_a_batch() -> None:
+    block = [["picture", 0, 1] * 10] * 8
+    event = {**STORED_MAP, "extra_keys": [block] * (codec.MAX_BATCH_EXTRA_KEYS // 2 // (8 * 31))}
+    assert len(decode(event, event).events) == 2
+    with pytest.raises(CodecError) as caught:
+        decode(event, event, {**STORED_MAP, "extra_keys": [block] * 5})
+    assert caught.value.reason == "size"
 
 
 @pytest.mark.parametrize("entries", [[None] * 40_000, [[]] * 40_000])
