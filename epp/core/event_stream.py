@@ -17,10 +17,10 @@ The owner performs each `Step` (clear, then apply, then ask for a replay) before
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, replace
 
 from epp.core.events import Batch, ReplayNeeded
+from epp.core.held_batches import HeldBatches
 from epp.core.stream_position import MAX_OVERLAP_BATCHES, Digests, StreamPosition
 from epp.core.stream_step import DUPLICATE, HELD, NOTHING, Step, StreamLimits
 from epp.core.types import ClaimState
@@ -45,8 +45,7 @@ class EventStream:
         self._exact = False  # everything since seq 0 is in what we hold
         self._replay: _Replay | None = None
         self._down = False  # between a disconnect and the next connect
-        self._held: deque[tuple[int, Batch]] = deque()
-        self._held_events = 0
+        self._held = HeldBatches(self._limits)
         self._held_denied = False  # a replay ended short of them: they may be another process's
         self._digests = Digests(self._limits.digests)
         self.unconfirmed = False  # a sibling's position, which the engine has not repeated yet
@@ -59,6 +58,10 @@ class EventStream:
     @property
     def held_batches(self) -> int:
         return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held.size_bytes
 
     # --- positions of siblings ------------------------------------------------------------------
 
@@ -139,8 +142,8 @@ class EventStream:
         return self._resync("gap" if batch is not None else "undecodable")
 
     def _on_live_syncing(self, seq: int, batch: Batch | None) -> Step:
-        if self._held and seq <= self._held[-1][0]:
-            last_seq, last = self._held[-1]
+        if self._held and seq <= self._held.last[0]:
+            last_seq, last = self._held.last
             if batch is None or (seq == last_seq and batch.digest == last.digest):
                 return DUPLICATE
             return self._restart(seq, batch)
@@ -219,15 +222,15 @@ class EventStream:
         applied: list[Batch] = []
         while self._held:
             assert self.next_seq is not None
-            seq, batch = self._held[0]
+            seq, batch = self._held.first
             if seq > self.next_seq:
                 break
             if seq < self.next_seq:
                 if self._contradicts(seq, batch):
                     return self._restart_from_zero()
-                self._pop_held()
+                self._held.pop()
                 continue
-            self._pop_held()
+            self._held.pop()
             self._accept(seq, batch)
             applied.append(batch)
         if not self._held:
@@ -331,16 +334,8 @@ class EventStream:
     def _hold(self, seq: int, batch: Batch | None) -> None:
         if batch is None:  # the hole it leaves is found when the held batches are applied
             return
-        self._held.append((seq, batch))
-        self._held_events += batch.event_count
-        limits = self._limits
-        while len(self._held) > limits.held_batches or self._held_events > limits.held_events:
-            self._pop_held()
-
-    def _pop_held(self) -> None:
-        self._held_events -= self._held.popleft()[1].event_count
+        self._held.append(seq, batch)
 
     def _drop_held(self) -> None:
         self._held.clear()
-        self._held_events = 0
         self._held_denied = False

@@ -501,3 +501,22 @@ def test_entries_of_extra_keys_are_bounded_as_blocks_are(entries: list[Any]) -> 
     with pytest.raises(CodecError) as caught:
         decode(event, event, event, event)
     assert caught.value.reason == "size"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "BlockRemoved", "block_hashes": [2**63 + i for i in range(50_000)]},
+        {**STORED_MAP, "token_ids": [7] * 500_000},
+        {**STORED_MAP, "extra_keys": [[f"p{i}", ["picture", 2**40 + i]] for i in range(20_000)]},
+        {**STORED_MAP, "extra_keys": [["x" * 500_000]]},
+    ],
+)
+def test_the_size_of_a_batch_is_what_it_takes_in_memory(event: dict[str, Any]) -> None:
+    payload = pack([1.0, [event], 0])
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        tracemalloc.start()
+        batch = decoder(payload)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 0.8 * taken_bytes < batch.size_bytes < 1.5 * taken_bytes + 1_000
