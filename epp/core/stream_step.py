@@ -18,6 +18,15 @@ class StreamLimits:
     failed_replays: int = 3  # in a row, then the engine is treated as having no replay socket
 
 
+@dataclass(slots=True)
+class RunningReplay:
+    """What an event stream knows of the replay it has asked for."""
+
+    verify_seq: int | None  # must be repeated as we applied it; None: it was, or there is none
+    unread_seq: int | None  # the newest unreadable live batch when it was asked for
+    progressed: bool = False  # brought at least one batch that we did not have
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the owner has to do, in this order."""

@@ -279,6 +279,46 @@ def test_held_batches_are_bounded_by_their_bytes_and_the_newest_stays(packed: bo
     assert (stream.held_batches, stream.held_bytes) == (0, 0)
 
 
+def test_an_unreadable_live_batch_behind_the_end_of_a_replay_is_asked_for() -> None:
+    """The engine had answered before it published it: nothing else would show that it is missing."""
+    stream = EventStream(True)
+    stream.on_connect()
+    assert stream.on_live(2, None).held
+    stream.on_replayed(0, batch(0))
+    stream.on_replayed(1, batch(1))
+    step = stream.on_replay_end(True)
+    assert step.replay == ReplayNeeded(1, False, "undecodable")
+    assert not stream.state.has_claim
+    stream.on_replayed(1, batch(1))
+    assert stream.on_replayed(2, None).clear  # what it removed is unknown
+    assert stream.on_replay_end(True) == Step()
+    assert (stream.state, stream.next_seq, stream.known_empty_start) == (ClaimState.PARTIAL, 3, False)
+
+
+def test_an_unreadable_live_batch_that_the_engine_never_repeats_is_asked_for_once() -> None:
+    stream = live_stream(3)
+    stream.on_live(5, batch(5))
+    assert stream.on_live(6, None).held
+    assert replay(stream, range(2, 5)).replay == ReplayNeeded(5, False, "undecodable")
+    assert replay(stream, [5]) == Step(clear=True)  # what it removed is unknown
+    assert (stream.state, stream.next_seq, stream.known_empty_start) == (ClaimState.PARTIAL, 7, False)
+    assert seqs(stream.on_live(7, batch(7))) == [7]
+
+
+def test_an_engine_that_denies_unreadable_batches_is_not_asked_for_ever() -> None:
+    stream = live_stream(3)
+    stream.on_live(3, None)
+    stream.on_live(4, None)
+    asked = []
+    for _ in range(4):
+        for seq in range(3):
+            stream.on_replayed(seq, batch(seq))
+        stream.on_replayed(3, None)
+        asked.append(stream.on_replay_end(True).replay is not None)
+    assert asked == [True, False, False, False]
+    assert (stream.state, stream.next_seq) == (ClaimState.PARTIAL, 5)
+
+
 def test_held_batches_older_than_the_remembered_digests_are_no_restart() -> None:
     stream = EventStream(True, StreamLimits(digests=4))
     stream.on_connect()
