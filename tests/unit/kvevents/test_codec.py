@@ -337,7 +337,6 @@ def test_both_framings_and_the_end_marker() -> None:
         ([b"t", SEQ[:4], b"p"], "sequence"),
         ([b"t", b"\x80" + bytes(7), b"p"], "sequence"),
         ([b"t", framing.END_OF_REPLAY, b""], "sequence"),
-        ([b"t", SEQ, bytes(event_fields.MAX_PAYLOAD_BYTES + 1)], "size"),
     ],
 )
 def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes], reason: str) -> None:
@@ -345,6 +344,16 @@ def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes]
     with pytest.raises(CodecError) as caught:
         framing.split_live(frames)
     assert caught.value.reason == reason
+
+
+def test_a_payload_over_the_limit_is_an_unreadable_batch_with_a_sequence() -> None:
+    """Not a message without one: what it removed must be found missing at once."""
+    payload = bytes(event_fields.MAX_PAYLOAD_BYTES + 1)
+    assert framing.split_live([b"t", SEQ, payload]) == Message(5, payload)
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        with pytest.raises(CodecError) as caught:
+            decoder(payload)
+        assert caught.value.reason == "size"
 
 
 # --- fuzz ----------------------------------------------------------------------------------------
