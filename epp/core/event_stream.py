@@ -17,19 +17,13 @@ The owner performs each `Step` (clear, then apply, then ask for a replay) before
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from epp.core.events import Batch, ReplayNeeded
+from epp.core.held_batches import HeldBatches
 from epp.core.stream_position import MAX_OVERLAP_BATCHES, Digests, StreamPosition
-from epp.core.stream_step import DUPLICATE, HELD, NOTHING, Step, StreamLimits
+from epp.core.stream_step import DUPLICATE, HELD, NOTHING, RunningReplay, Step, StreamLimits
 from epp.core.types import ClaimState
-
-
-@dataclass(slots=True)
-class _Replay:
-    verify_seq: int | None  # must be repeated as we applied it; None: it was, or there is none
-    progressed: bool = False  # brought at least one batch that we did not have
 
 
 class EventStream:
@@ -43,11 +37,11 @@ class EventStream:
         self._replay_usable = has_replay
         self._failed_replays = 0
         self._exact = False  # everything since seq 0 is in what we hold
-        self._replay: _Replay | None = None
+        self._replay: RunningReplay | None = None
         self._down = False  # between a disconnect and the next connect
-        self._held: deque[tuple[int, Batch]] = deque()
-        self._held_events = 0
+        self._held = HeldBatches(self._limits)
         self._held_denied = False  # a replay ended short of them: they may be another process's
+        self._unread_seq: int | None = None  # newest live batch since the last drop that we cannot read
         self._digests = Digests(self._limits.digests)
         self.unconfirmed = False  # a sibling's position, which the engine has not repeated yet
 
@@ -59,6 +53,10 @@ class EventStream:
     @property
     def held_batches(self) -> int:
         return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held.size_bytes
 
     # --- positions of siblings ------------------------------------------------------------------
 
@@ -139,8 +137,8 @@ class EventStream:
         return self._resync("gap" if batch is not None else "undecodable")
 
     def _on_live_syncing(self, seq: int, batch: Batch | None) -> Step:
-        if self._held and seq <= self._held[-1][0]:
-            last_seq, last = self._held[-1]
+        if self._held and seq <= self._held.last[0]:
+            last_seq, last = self._held.last
             if batch is None or (seq == last_seq and batch.digest == last.digest):
                 return DUPLICATE
             return self._restart(seq, batch)
@@ -214,28 +212,24 @@ class EventStream:
             return self._restart_from_zero()
         return self._drain(replay)
 
-    def _drain(self, replay: _Replay) -> Step:
+    def _drain(self, replay: RunningReplay) -> Step:
         """Apply what was held back during the replay, in order."""
         applied: list[Batch] = []
         while self._held:
             assert self.next_seq is not None
-            seq, batch = self._held[0]
+            seq, batch = self._held.first
             if seq > self.next_seq:
                 break
             if seq < self.next_seq:
                 if self._contradicts(seq, batch):
                     return self._restart_from_zero()
-                self._pop_held()
+                self._held.pop()
                 continue
-            self._pop_held()
+            self._held.pop()
             self._accept(seq, batch)
             applied.append(batch)
         if not self._held:
-            self._replay = None
-            self._held_denied = False
-            self._failed_replays = 0
-            self.state = ClaimState.LIVE if self._exact else ClaimState.PARTIAL
-            return Step(apply=tuple(applied))
+            return self._catch_up(replay, tuple(applied))
         if (applied or replay.progressed) and self._recognisable:
             return replace(self._resync("gap"), apply=tuple(applied))
         # the engine says it has no more, yet sent later ones: the hole stays
@@ -244,6 +238,22 @@ class EventStream:
         if self._failed_replays >= self._limits.failed_replays:
             return self._go_on_without_replay()
         return self._begin(0, clear=True, reason="replay_failed")
+
+    def _catch_up(self, replay: RunningReplay, applied: tuple[Batch, ...]) -> Step:
+        """Everything is applied, unless the newest live batch was unreadable: no later one shows the hole."""
+        assert self.next_seq is not None
+        unread_seq, clear = self._unread_seq, False
+        if unread_seq is not None and self.next_seq <= unread_seq:
+            news = (replay.progressed or applied) and self._recognisable
+            if news or replay.unread_seq != unread_seq:
+                return replace(self._resync("undecodable"), apply=applied)
+            clear, self.next_seq = True, unread_seq + 1  # asked for, and not repeated: go past it
+            self._forget_content()
+        self._replay = self._unread_seq = None
+        self._held_denied = False
+        self._failed_replays = 0
+        self.state = ClaimState.LIVE if self._exact else ClaimState.PARTIAL
+        return Step(clear=clear, apply=applied)
 
     def _go_on_without_replay(self) -> Step:
         self._replay_usable = False
@@ -266,7 +276,7 @@ class EventStream:
         if self._recognisable:
             last = self.next_seq - 1
             from_seq = self._digests.oldest if self.unconfirmed else last
-            self._replay = _Replay(verify_seq=last)
+            self._replay = RunningReplay(last, self._unread_seq)
             self.state = ClaimState.SYNCING
             return Step(replay=ReplayNeeded(from_seq, False, reason))
         return self._begin(0, clear=True, reason=reason)
@@ -277,7 +287,7 @@ class EventStream:
         self._exact = True  # until the replay turns out not to begin there
         self._digests.clear()
         self.unconfirmed = False
-        self._replay = _Replay(verify_seq=None)
+        self._replay = RunningReplay(None, self._unread_seq)
         self.state = ClaimState.SYNCING
         return Step(clear=clear, replay=ReplayNeeded(from_seq, clear, reason))
 
@@ -330,17 +340,11 @@ class EventStream:
 
     def _hold(self, seq: int, batch: Batch | None) -> None:
         if batch is None:  # the hole it leaves is found when the held batches are applied
+            self._unread_seq = seq
             return
-        self._held.append((seq, batch))
-        self._held_events += batch.event_count
-        limits = self._limits
-        while len(self._held) > limits.held_batches or self._held_events > limits.held_events:
-            self._pop_held()
-
-    def _pop_held(self) -> None:
-        self._held_events -= self._held.popleft()[1].event_count
+        self._held.append(seq, batch)
 
     def _drop_held(self) -> None:
         self._held.clear()
-        self._held_events = 0
         self._held_denied = False
+        self._unread_seq = None

@@ -57,6 +57,29 @@ class AllBlocksCleared(Struct, frozen=True, gc=False):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+# what CPython takes: an event with its fields, a name or a key in a tuple, a token in an array
+EVENT_BYTES, NAME_BYTES, KEY_BYTES, TOKEN_BYTES = 256, 40, 64, 4
+
+
+def event_bytes(event: Event) -> int:
+    """About what an event takes in memory."""
+    if isinstance(event, AllBlocksCleared):
+        return EVENT_BYTES
+    taken = EVENT_BYTES + NAME_BYTES * len(event.hashes)
+    if isinstance(event, BlockStored):
+        taken += TOKEN_BYTES * len(event.token_ids or ()) + len(event.lora_name or "")
+        if event.extra_keys is not None:
+            taken += 8 * len(event.extra_keys)
+            taken += sum([KEY_BYTES + sum(map(_key_bytes, keys)) for keys in event.extra_keys if keys])
+    return taken
+
+
+def _key_bytes(key: object) -> int:
+    if isinstance(key, list | tuple):
+        return KEY_BYTES + sum(map(_key_bytes, key))
+    return KEY_BYTES + (len(key) if isinstance(key, str | bytes) else 0)
+
+
 class Batch(Protocol):
     """One message of an engine. `unknown_events` counts parts of it that we do not understand;
     `digest` identifies the payload (engine-restart detection)."""
@@ -75,6 +98,11 @@ class Batch(Protocol):
     @property
     def digest(self) -> int: ...
 
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory, never much less: for whoever keeps batches."""
+        ...
+
 
 class EventBatch(Struct, frozen=True, gc=False):
     """The plain form of a `Batch`."""
@@ -86,6 +114,10 @@ class EventBatch(Struct, frozen=True, gc=False):
     @property
     def event_count(self) -> int:
         return len(self.events)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(event_bytes, self.events))
 
 
 class Applied(Struct, frozen=True, gc=False):

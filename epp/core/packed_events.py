@@ -13,7 +13,7 @@ import struct
 from array import array
 from typing import Final, NamedTuple
 
-from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, event_bytes
 from epp.core.types import CacheTier, EngineBlockHash
 
 RECORD: Final = struct.Struct("=Q10I")
@@ -38,6 +38,11 @@ class PackedBatch(NamedTuple):
     @property
     def event_count(self) -> int:
         return len(self.table) // RECORD.size - self.unknown_events
+
+    @property
+    def size_bytes(self) -> int:
+        others = sum([event_bytes(event) for event in self.others if event is not None])
+        return len(self.table) + len(self.names) + len(self.tokens) + sum(map(len, self.adapters)) + others
 
     @property
     def events(self) -> tuple[Event, ...]:

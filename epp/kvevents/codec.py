@@ -102,7 +102,7 @@ def check_work(wired: Sequence[Wired | None], blocks: int = 0, entries: int = 0)
         raise CodecError("size", f"batch of {max(blocks, entries)} blocks, limit {MAX_BATCH_BLOCKS}")
     extra_keys = 0
     for encoded in extras:
-        extra_keys += _count(count_keys, encoded)
+        extra_keys += _count(lambda raw: count_keys(raw, MAX_BATCH_EXTRA_KEYS), encoded)
         if extra_keys > MAX_BATCH_EXTRA_KEYS:
             raise CodecError("size", f"batch of {extra_keys} extra keys, limit {MAX_BATCH_EXTRA_KEYS}")
 

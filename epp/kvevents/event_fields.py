@@ -111,7 +111,7 @@ decode_list = msgspec.msgpack.Decoder(StoredList | RemovedList | ClearedList).de
 decode_map_tag = msgspec.msgpack.Decoder(MapTag).decode
 decode_list_tag = msgspec.msgpack.Decoder(ListTag).decode
 decode_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-# an extra key is decoded untyped; by then its bytes are known to be complete, so lengths are real
+# an extra key is decoded untyped; by then it is known to be small, or flat and complete
 decode_key = msgspec.msgpack.Decoder().decode
 # what msgspec raises for bytes that are not what they should be
 BAD_BYTES = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)

@@ -1,8 +1,9 @@
 """Extra keys of an event: null, or a list with an entry a block, which is null or a list of keys.
 
-They are counted from the headers of their lists before anything is built: an object a key, for a
-message full of keys, would hold up the loop for seconds. Which keys mean what is the core's affair; one
-that cannot be read stands as None, a type that no chain goes past.
+They are counted from the headers of their lists before anything is built: an object a key, or an item
+of a key, for a message full of them would hold up the loop for seconds. Which keys mean what is the
+core's affair; one that is neither text, bytes, a whole number nor a flat list of these (an engine's picture
+and its offset) stands as None, a type that no chain goes past.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ MAX_EXTRA_KEYS: Final = 256  # in one block
 _MAX_QUICK: Final = 1_024
 _NULL: Final = 0xC0
 _UNREADABLE_KEY = None
+# first bytes of text, bytes and whole numbers
+_SCALARS: Final = (
+    frozenset(range(0x100))
+    - {*range(0x80, 0xA0), 0xC0, 0xC1, 0xC2, 0xC3}
+    - {*range(0xC7, 0xCC), *range(0xD4, 0xD9), *range(0xDC, 0xE0)}
+)
 
 
 def _array(raw: bytes) -> tuple[int, int] | None:
@@ -55,8 +62,9 @@ def count_entries(encoded: bytes) -> tuple[int, bool]:
     return array[0], not _is_all_null(encoded)
 
 
-def count_keys(encoded: bytes) -> int:
-    """Keys of all blocks of an event. Work in proportion to its entries.
+def count_keys(encoded: bytes, most: int) -> int:
+    """Keys of all blocks of an event, and items of those that are lists. Work in proportion to its
+    entries and to `most`: of more than that, only that they are more is said.
 
     Raises:
         ValueError: an entry is neither null nor a list, or an absurd one.
@@ -67,9 +75,18 @@ def count_keys(encoded: bytes) -> int:
         array = _array(head)
         if array is not None and array[0] <= MAX_EXTRA_KEYS:
             keys += array[0]
+            if array[0] and keys <= most:
+                keys += _count_items(bytes(entry))
         elif array is not None or head[0] != _NULL:
             raise ValueError("extra keys of a block are no list of a fair length")
+        if keys > most:
+            break
     return keys
+
+
+def _count_items(entry: bytes) -> int:
+    arrays = [_array(memoryview(key)[:5].tobytes()) for key in decode_raws(entry)]
+    return sum([array[0] for array in arrays if array is not None])
 
 
 def _is_all_null(encoded: bytes) -> bool:
@@ -97,7 +114,11 @@ def _block_keys(entry: msgspec.Raw) -> tuple[object, ...] | None:
 
 
 def _key(raw: bytes) -> object:
+    """Anything but the types that the core knows is not worth building, however large it may be."""
     try:
+        scalars = [raw] if _array(raw) is None else decode_raws(raw)
+        if not all([memoryview(scalar)[0] in _SCALARS for scalar in scalars]):
+            return _UNREADABLE_KEY
         return decode_key(raw)
     except BAD_BYTES:
         return _UNREADABLE_KEY

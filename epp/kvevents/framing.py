@@ -1,8 +1,8 @@
 """KV-event messages of an engine cut into their parts: sequence and payload. Pure.
 
 Live `[topic, sequence, payload]`; replayed ones also without the topic (case S-C03) and with an empty
-delimiter first. The topic is never used: the connection says who sent it. Nothing here looks into a
-payload, apart from its size.
+delimiter first. The topic is never used: the connection says who sent it. Nothing here looks at a
+payload: one that is too large is an unreadable batch (the decoders say so), which leaves a known hole.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from epp.kvevents.event_fields import MAX_PAYLOAD_BYTES
 
 SEQUENCE_BYTES: Final = 8
 END_OF_REPLAY: Final = b"\xff" * SEQUENCE_BYTES
@@ -37,7 +35,7 @@ def split_live(frames: Sequence[bytes]) -> Message:
     """Parts of a published message: two frames (no topic) or three.
 
     Raises:
-        CodecError: another number of frames, a sequence that is none, a payload over the limit.
+        CodecError: another number of frames, a sequence that is none.
     """
     if not 2 <= len(frames) <= 3:
         raise CodecError("frames", f"{len(frames)} frames instead of topic, sequence, payload")
@@ -77,6 +75,4 @@ def _split(frames: Sequence[bytes]) -> Message:
     seq = int.from_bytes(sequence, "big")
     if seq >> 63:
         raise CodecError("sequence", "sequence is negative")
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise CodecError("size", f"payload of {len(payload)} bytes, limit {MAX_PAYLOAD_BYTES}")
     return Message(seq, payload)

@@ -11,6 +11,7 @@ from epp.core.endpoint_picker import EndpointPicker
 from epp.core.index_choice import choose_index
 from epp.core.stream_step import StreamLimits
 from epp.core.types import ClaimState, Endpoint
+from epp.kvevents.event_fields import MAX_PAYLOAD_BYTES
 from epp.kvevents.manager import KvEventsManager, ManagerSettings
 from epp.kvevents.packed_codec import choose_decoder
 from epp.telemetry.kv_events import KvEventsCollector
@@ -49,16 +50,21 @@ async def live(view: WatchedView, engine: Engine, endpoint: EndpointId = A) -> N
     await view.until(lambda: view.state(endpoint) is ClaimState.LIVE)
 
 
-async def test_s_c01_a_corrupt_batch_costs_neither_the_socket_nor_later_batches(new_engine) -> None:
+@pytest.mark.parametrize("corrupt", [b"\x93 this is no batch", bytes(MAX_PAYLOAD_BYTES + 1)])
+async def test_s_c01_a_corrupt_batch_costs_neither_the_socket_nor_later_batches(
+    new_engine, corrupt: bytes
+) -> None:
     engine = new_engine()
     view, manager = observe({A: engine})
     async with running(manager):
         await live(view, engine)
         await engine.publish(stored(0, 4))
         await view.until(lambda: view.depth(A) == 4)
-        await engine.publish(raw=b"\x93 this is no batch")
+        await engine.publish(raw=corrupt)
+        await view.until(lambda: view.state(A) is ClaimState.PARTIAL)  # at once, not with the next batch
+        assert view.depth(A) == 0
         await engine.publish(stored(0, 2))
-        await view.until(lambda: view.state(A) is ClaimState.PARTIAL)
+        await view.until(lambda: view.depth(A) > 0)
         assert view.depth(A) == 2  # what the corrupt batch removed is unknown: only later facts count
         await engine.publish(stored(2, 3))
         await view.until(lambda: view.depth(A) == 5)

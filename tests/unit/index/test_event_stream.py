@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from epp.core.event_stream import EventStream
-from epp.core.events import BlockRemoved, EventBatch, ReplayNeeded
+from epp.core.events import Batch, BlockRemoved, BlockStored, EventBatch, ReplayNeeded
+from epp.core.packed_events import PackedBatch
 from epp.core.stream_position import StreamPosition
 from epp.core.stream_step import Step, StreamLimits
 from epp.core.types import CacheTier, ClaimState, EngineBlockHash
@@ -251,6 +253,70 @@ def test_the_buffer_of_held_batches_is_bounded_and_its_loss_is_repaired() -> Non
     assert step.replay == ReplayNeeded(0, False, "gap")
     assert seqs(replay(stream, range(7))) == [7, 8, 9]
     assert stream.state is ClaimState.LIVE
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_held_batches_are_bounded_by_their_bytes_and_the_newest_stays(packed: bool) -> None:
+    """An engine could make us hold 4,096 batches of 32 MiB each."""
+
+    def large(seq: int) -> Batch:
+        if packed:
+            return PackedBatch(b"", b"", bytes(4 * 10_000), (), (), 0, seq + 1)
+        tokens = array("I", [0]) * 10_000
+        return EventBatch((BlockStored(CacheTier.DEVICE, (), None, tokens, 16),), 0, seq + 1)
+
+    stream = EventStream(True, StreamLimits(held_bytes=100_000))
+    stream.on_connect()
+    for seq in range(10):
+        stream.on_live(seq, large(seq))
+    assert (stream.held_batches, stream.held_bytes) == (2, 2 * large(0).size_bytes)
+    for seq in range(10, 13):  # larger than all that may be held
+        stream.on_live(seq, EventBatch((BlockStored(CacheTier.DEVICE, (), None, range(50_000), 16),)))
+    assert stream.held_batches == 1
+    stream.on_replayed(0, large(0))
+    assert stream.on_replay_end(True).replay == ReplayNeeded(0, False, "gap")  # the loss is seen
+    stream.on_disconnect()
+    assert (stream.held_batches, stream.held_bytes) == (0, 0)
+
+
+def test_an_unreadable_live_batch_behind_the_end_of_a_replay_is_asked_for() -> None:
+    """The engine had answered before it published it: nothing else would show that it is missing."""
+    stream = EventStream(True)
+    stream.on_connect()
+    assert stream.on_live(2, None).held
+    stream.on_replayed(0, batch(0))
+    stream.on_replayed(1, batch(1))
+    step = stream.on_replay_end(True)
+    assert step.replay == ReplayNeeded(1, False, "undecodable")
+    assert not stream.state.has_claim
+    stream.on_replayed(1, batch(1))
+    assert stream.on_replayed(2, None).clear  # what it removed is unknown
+    assert stream.on_replay_end(True) == Step()
+    assert (stream.state, stream.next_seq, stream.known_empty_start) == (ClaimState.PARTIAL, 3, False)
+
+
+def test_an_unreadable_live_batch_that_the_engine_never_repeats_is_asked_for_once() -> None:
+    stream = live_stream(3)
+    stream.on_live(5, batch(5))
+    assert stream.on_live(6, None).held
+    assert replay(stream, range(2, 5)).replay == ReplayNeeded(5, False, "undecodable")
+    assert replay(stream, [5]) == Step(clear=True)  # what it removed is unknown
+    assert (stream.state, stream.next_seq, stream.known_empty_start) == (ClaimState.PARTIAL, 7, False)
+    assert seqs(stream.on_live(7, batch(7))) == [7]
+
+
+def test_an_engine_that_denies_unreadable_batches_is_not_asked_for_ever() -> None:
+    stream = live_stream(3)
+    stream.on_live(3, None)
+    stream.on_live(4, None)
+    asked = []
+    for _ in range(4):
+        for seq in range(3):
+            stream.on_replayed(seq, batch(seq))
+        stream.on_replayed(3, None)
+        asked.append(stream.on_replay_end(True).replay is not None)
+    assert asked == [True, False, False, False]
+    assert (stream.state, stream.next_seq) == (ClaimState.PARTIAL, 5)
 
 
 def test_held_batches_older_than_the_remembered_digests_are_no_restart() -> None:

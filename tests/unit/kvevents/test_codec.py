@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +337,6 @@ def test_both_framings_and_the_end_marker() -> None:
         ([b"t", SEQ[:4], b"p"], "sequence"),
         ([b"t", b"\x80" + bytes(7), b"p"], "sequence"),
         ([b"t", framing.END_OF_REPLAY, b""], "sequence"),
-        ([b"t", SEQ, bytes(event_fields.MAX_PAYLOAD_BYTES + 1)], "size"),
     ],
 )
 def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes], reason: str) -> None:
@@ -343,6 +344,16 @@ def test_messages_of_another_shape_are_refused_with_a_reason(frames: list[bytes]
     with pytest.raises(CodecError) as caught:
         framing.split_live(frames)
     assert caught.value.reason == reason
+
+
+def test_a_payload_over_the_limit_is_an_unreadable_batch_with_a_sequence() -> None:
+    """Not a message without one: what it removed must be found missing at once."""
+    payload = bytes(event_fields.MAX_PAYLOAD_BYTES + 1)
+    assert framing.split_live([b"t", SEQ, payload]) == Message(5, payload)
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        with pytest.raises(CodecError) as caught:
+            decoder(payload)
+        assert caught.value.reason == "size"
 
 
 # --- fuzz ----------------------------------------------------------------------------------------
@@ -467,6 +478,31 @@ def test_a_message_full_of_extra_keys_is_refused_before_they_are_built() -> None
     assert peak_bytes < 3 * len(payload)
 
 
+@pytest.mark.parametrize("key", [[[]] * 400_000, [0] * 400_000, [[[]] * 400_000], [{}] * 400_000])
+@pytest.mark.parametrize("wrapped", [list, lambda key: {"a": key}])
+def test_what_lies_inside_an_extra_key_is_bounded_too(key: list[Any], wrapped: Callable[[Any], Any]) -> None:
+    """One key, a list of millions, took 600 MB and held up the loop for 6 s."""
+    payload = pack([1.0, [{**STORED_MAP, "block_hashes": [1], "extra_keys": [[wrapped(key)]]}], 0])
+    tracemalloc.start()
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        with contextlib.suppress(CodecError):
+            (stored,) = decoder(payload).events
+            assert isinstance(stored, BlockStored)
+            assert str(stored.extra_keys)[:20] == "((None,),)"  # a type that no chain goes past
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 5 * len(payload)
+
+
+def test_items_of_extra_keys_count_as_keys_over_a_batch() -> None:
+    block = [["picture", 0, 1] * 10] * 8
+    event = {**STORED_MAP, "extra_keys": [block] * (codec.MAX_BATCH_EXTRA_KEYS // 2 // (8 * 31))}
+    assert len(decode(event, event).events) == 2
+    with pytest.raises(CodecError) as caught:
+        decode(event, event, {**STORED_MAP, "extra_keys": [block] * 5})
+    assert caught.value.reason == "size"
+
+
 @pytest.mark.parametrize("entries", [[None] * 40_000, [[]] * 40_000])
 def test_entries_of_extra_keys_are_bounded_as_blocks_are(entries: list[Any]) -> None:
     event = {**STORED_MAP, "extra_keys": entries}
@@ -474,3 +510,22 @@ def test_entries_of_extra_keys_are_bounded_as_blocks_are(entries: list[Any]) -> 
     with pytest.raises(CodecError) as caught:
         decode(event, event, event, event)
     assert caught.value.reason == "size"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "BlockRemoved", "block_hashes": [2**63 + i for i in range(50_000)]},
+        {**STORED_MAP, "token_ids": [7] * 500_000},
+        {**STORED_MAP, "extra_keys": [[f"p{i}", ["picture", 2**40 + i]] for i in range(20_000)]},
+        {**STORED_MAP, "extra_keys": [["x" * 500_000]]},
+    ],
+)
+def test_the_size_of_a_batch_is_what_it_takes_in_memory(event: dict[str, Any]) -> None:
+    payload = pack([1.0, [event], 0])
+    for decoder in (codec.decode_batch, packed_decode or codec.decode_batch):
+        tracemalloc.start()
+        batch = decoder(payload)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 0.8 * taken_bytes < batch.size_bytes < 1.5 * taken_bytes + 1_000
