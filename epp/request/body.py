@@ -22,6 +22,7 @@ MAX_PARSED_BYTES: Final = 5 << 20
 COUNTED_FROM_BYTES: Final = 64 << 10
 MAX_CONTAINERS: Final = 50_000  # objects and arrays: 3 to 7 ms
 MAX_SEPARATORS: Final = 300_000  # a token id each: 20 ms
+MAX_MEMBERS: Final = 60_000  # keys of objects, each a new text: 20 ms
 MAX_QUOTES: Final = 100_000
 # what orjson refuses is tried again with the engine's own, slower and more lenient parser
 LENIENT_MAX_BYTES: Final = 1 << 20
@@ -67,7 +68,7 @@ def _outside_texts(body: bytes) -> bytes:
 
 def _exceeds(body: bytes) -> bool:
     containers = body.count(b"{") + body.count(b"[")
-    return containers > MAX_CONTAINERS or body.count(b",") > MAX_SEPARATORS
+    return containers > MAX_CONTAINERS or body.count(b",") > MAX_SEPARATORS or body.count(b":") > MAX_MEMBERS
 
 
 def _load(body: bytes) -> Any:
@@ -79,5 +80,7 @@ def _load(body: bytes) -> Any:
         where = f"line {strict_error.lineno} column {strict_error.colno}"
     try:
         return json.loads(body)  # also byte order marks, UTF-16, NaN, lone surrogates
-    except (ValueError, RecursionError):
+    except (json.JSONDecodeError, UnicodeDecodeError):
         raise BadRequest(f"the body is not valid JSON ({where})") from None
+    except (ValueError, RecursionError):  # too many digits, too deep: JSON for other parsers
+        raise NoPrompt(Reason.JSON_SHAPE) from None

@@ -85,14 +85,7 @@ class ChatTemplate:
         _check_documents(values["documents"])
         try:
             text = self._template.render(values)
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-        ) as error:
+        except _TEMPLATE_FAULTS as error:
             raise Unrenderable("template_refused") from error
         return _cut_at_mark(text, final) if continue_final_message else text
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
-import orjson
 
 from epp.request.circuit_breaker import CircuitBreaker
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.render_answer import RenderFault, read_token_ids
+from epp.request.render_call import Unwritable, render_body
 from epp.request.tokenise import TokeniserCounters
 
 _log = logging.getLogger(__name__)
@@ -77,8 +77,9 @@ class RenderTokeniser:
 
     @property
     def counters(self) -> TokeniserCounters:
-        """`outcomes`: "rendered", "given", "late", "overloaded", "too_large", "no_member" (none known, or all
-        breakers open), "refused" (the engine's own 400), and reasons of `RenderFault`."""
+        """`outcomes`: "rendered", "given", "late", "overloaded", "too_large", "unwritable" (see
+        `render_call`), "no_member" (none known, or all breakers open), "refused" (the engine's own 400), and
+        reasons of `RenderFault`."""
         return self._counters
 
     @property
@@ -105,8 +106,8 @@ class RenderTokeniser:
         if self._in_flight >= self._limits.max_in_flight:
             return None, "overloaded"
         try:
-            body = orjson.dumps(_call(prompt, self._model))
-        except TypeError:  # lone surrogates, numbers beyond 64 bits: what the lenient parser read
+            body = render_body(prompt, self._model)
+        except Unwritable:
             return None, "unwritable"
         if len(body) > self._limits.max_body_bytes:
             return None, "too_large"
@@ -212,21 +213,3 @@ def _status_reason(status: int) -> str:
     if status in (404, 405, 501):
         return "no_render_endpoint"
     return "status_5xx" if status >= 500 else "status"
-
-
-def _call(prompt: TextPrompt | ChatPrompt, model: str | None) -> dict[str, object]:
-    """The prompt as the body of a render call: everything that decides about its tokens."""
-    named: dict[str, object] = {} if model is None else {"model": model}
-    if isinstance(prompt, TextPrompt):
-        return named | {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
-    fields: dict[str, object] = {
-        "messages": prompt.messages,
-        "add_generation_prompt": prompt.add_generation_prompt,
-        "continue_final_message": prompt.continue_final_message,
-        "add_special_tokens": prompt.add_special_tokens,
-    }
-    if prompt.tools is not None:
-        fields["tools"] = prompt.tools
-    if prompt.template_kwargs:
-        fields["chat_template_kwargs"] = dict(prompt.template_kwargs)
-    return named | fields

@@ -31,7 +31,7 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
     check_text_only(messages)
     check_numbers(tools)
     prompt = ChatPrompt(
-        [_with_ordered_calls(message) for message in messages],
+        [with_ordered_calls(message) for message in messages],
         tools,
         add_generation_prompt=read_flag(fields, "add_generation_prompt", True),
         continue_final_message=read_flag(fields, "continue_final_message", False),
@@ -41,7 +41,7 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
     return prompt, 1
 
 
-def _with_ordered_calls(message: Any) -> Any:
+def with_ordered_calls(message: Any) -> Any:
     """The engine's validation puts the keys of a tool call into its own order; templates print them."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if not isinstance(calls, list):

@@ -345,6 +345,34 @@ async def test_what_cannot_be_written_is_no_match() -> None:
         assert service.counters.outcomes == {"unwritable": 2}
 
 
+def _answered_call(function: dict[str, Any]) -> ChatPrompt:
+    call = {"id": "call-1", "function": function, "type": "function"}
+    return ChatPrompt([{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "zebra"}])
+
+
+async def test_arguments_of_calls_go_as_the_text_that_the_engine_takes() -> None:
+    """Only a text passes the engine's validation of chats; it decodes it to the same object."""
+    engine = Engine()
+    arguments = {"z": [1, 2.5], "a": "\u00e4"}
+    prompt = _answered_call({"arguments": arguments, "name": "f"})
+    async with http_server(engine) as url, tokeniser(url) as service:
+        assert await service.token_ids(prompt) is not None
+    (sent,) = engine.calls[0][1]["messages"][0]["tool_calls"]
+    text = sent["function"]["arguments"]
+    assert isinstance(text, str)
+    assert list(json.loads(text).items()) == list(arguments.items())
+    assert prompt == _answered_call({"arguments": arguments, "name": "f"}), "the prompt is not ours to change"
+
+
+async def test_calls_that_the_engine_would_reorder_are_no_match() -> None:
+    """Templates print the keys of a call in their order; the engine's validation of chats has one of its
+    own, which is not the one in which /v1/responses renders them."""
+    prompt = _answered_call({"name": "f", "arguments": "{}"})
+    async with tokeniser(await unused_address()) as service:
+        assert await service.token_ids(prompt) is None
+        assert service.counters.outcomes == {"unwritable": 1}
+
+
 async def test_no_member_is_no_match() -> None:
     async with tokeniser() as service:
         assert await service.token_ids(CHAT) is None

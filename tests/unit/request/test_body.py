@@ -10,7 +10,14 @@ import pytest
 
 from epp.core.errors import BadRequest
 from epp.request import body as bodies
-from epp.request.body import COUNTED_FROM_BYTES, MAX_CONTAINERS, MAX_PARSED_BYTES, MAX_SEPARATORS, load_object
+from epp.request.body import (
+    COUNTED_FROM_BYTES,
+    MAX_CONTAINERS,
+    MAX_MEMBERS,
+    MAX_PARSED_BYTES,
+    MAX_SEPARATORS,
+    load_object,
+)
 from epp.request.parse import MATCHED_PATHS, parse_request
 from epp.request.prompts import NoPrompt
 
@@ -45,6 +52,7 @@ def of_size(size_bytes: int) -> bytes:
         (b'{"model": "m", "prompt": [' + b"{}," * (MAX_CONTAINERS + 1), "body_density"),
         (b'{"model": "m", "prompt": [' + b"[]," * (MAX_CONTAINERS + 1), "body_density"),
         (b'{"model": "m", "prompt": [' + b"1," * (MAX_SEPARATORS + 1), "body_density"),
+        (b'{"model": "m"' + b',"k":1' * MAX_MEMBERS + b"}", "body_density"),
     ],
 )
 @pytest.mark.parametrize("path", [*MATCHED_PATHS, "/v1/embeddings"])
@@ -69,7 +77,12 @@ def test_the_bounds_themselves_are_parsed() -> None:
 )
 def test_a_long_text_full_of_structure_is_no_dense_body(piece: str) -> None:
     """JSON and code as a text, in a message: the brackets are no values."""
-    text = piece * (600_000 // len(piece)) + "{" * (MAX_CONTAINERS + 1) + "," * (MAX_SEPARATORS + 1)
+    text = (
+        piece * (600_000 // len(piece))
+        + "{" * (MAX_CONTAINERS + 1)
+        + "," * (MAX_SEPARATORS + 1)
+        + ":" * (MAX_MEMBERS + 1)
+    )
     body = orjson.dumps({"prompt": text, "more": [text[:1000]]})
     assert load_object(body) == {"prompt": text, "more": [text[:1000]]}
 
@@ -81,6 +94,7 @@ def test_a_long_text_full_of_structure_is_no_dense_body(piece: str) -> None:
         b'{"a": [' + b'"{",' * (MAX_CONTAINERS + 1) + b"1]}",  # as many texts as brackets in them
         b'{"a": "' + b'\\"{' * 10 + b'", "b": [' + b"[]," * (MAX_CONTAINERS + 1) + b"1]}",
         b'{"a": "\\\\", "b": [' + b"[]," * (MAX_CONTAINERS + 1) + b"1]}",
+        b'{"": 1' + b',"":1' * MAX_MEMBERS + b"}",
     ],
 )
 def test_structure_beside_texts_is_found(body: bytes) -> None:

@@ -276,6 +276,12 @@ def test_a_final_message_that_the_template_changes_is_not_continued() -> None:
         template.render([{"role": "user", "content": "banana"}], None, **CONTINUE)
 
 
+def test_a_template_without_end_is_refused() -> None:
+    template = ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(Unrenderable, match="template_refused"):
+        template.render([USER])
+
+
 def test_a_template_cannot_reach_python() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}")
     with pytest.raises(Unrenderable, match="template_refused"):

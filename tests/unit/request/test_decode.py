@@ -147,3 +147,50 @@ def test_large_and_compressed_bodies_leave_the_loop() -> None:
     assert blocks_for_long(bytes(INLINE_BYTES + 1), {})
     assert blocks_for_long(bytes(2000), {"content-encoding": "gzip"})
     assert not blocks_for_long(b"", {"content-encoding": "gzip"})
+
+
+# 32 MB of these kept a decoder that copied all that was left for each of them busy for hours
+EMPTY_MEMBER = gzip.compress(b"", mtime=0)
+
+
+def test_many_small_gzip_members_are_read() -> None:
+    members = b"".join(gzip.compress(BODY[at : at + 1], mtime=0) for at in range(len(BODY)))
+    assert parse(members + EMPTY_MEMBER * 100, "gzip").prompt == PROMPT
+
+
+def test_countless_gzip_members_are_given_up() -> None:
+    body = EMPTY_MEMBER * (decode.MAX_GZIP_MEMBERS + 1)
+    assert parse(body, "gzip").no_prompt == "unknown_encoding"
+
+
+def test_the_work_for_gzip_members_follows_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed to the decoder again and again is a piece of the body, never all that is left."""
+    handed = 0
+    real = zlib.decompressobj
+
+    class Counted:
+        def __init__(self, wbits: int) -> None:
+            self._member = real(wbits)
+
+        def decompress(self, data: bytes, limit: int) -> bytes:
+            nonlocal handed
+            handed += len(data)
+            return self._member.decompress(data, limit)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._member, name)
+
+    monkeypatch.setattr(zlib, "decompressobj", Counted)
+    body = EMPTY_MEMBER * 3000 + gzip.compress(BODY)
+    assert parse(body, "gzip").prompt == PROMPT
+    assert handed < 3001 * 2 * decode._INPUT_BYTES
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_what_is_larger_than_anything_decoded_is_not_decoded(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    monkeypatch.setitem(decode._DECODERS, encoding, called.append)
+    assert parse(bytes(MAX_DECODED_BYTES + 1), encoding).no_prompt == "decoded_size"
+    assert not called

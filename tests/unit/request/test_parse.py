@@ -300,11 +300,9 @@ SECRET = "zebra-prompt-4711"
         b"{",
         b'{"model": "m", "prompt": "zebra-prompt-4711",}',
         b'{"model": "m", "prompt": zebra-prompt-4711}',
-        b'{"zebra-prompt-4711": ' + b"[" * 5_000,
         b'{"model": "m", "prompt": "zebra-prompt-4711 \xe9"}',
         b"zebra-prompt-4711",
         b"\x00\x01\x02zebra-prompt-4711",
-        b'{"model": "m", "prompt": [' + b"9" * 5000 + b"]}",
     ],
 )
 @pytest.mark.parametrize("path", MATCHED_PATHS)
@@ -329,6 +327,8 @@ def test_s_b10_broken_bodies_are_refused_without_an_echo(body: bytes, path: str)
         (b'{"prompt": "a", "model": 5}', "model_shape"),
         (b'{"prompt": "a", "model": ["m"]}', "model_shape"),
         (b'{"deep": ' + b"[" * 100_000, "body_density"),
+        (b'{"deep": ' + b"[" * 5_000 + b"]" * 5_000 + b"}", "json_shape"),  # for us, not for every parser
+        (b'{"prompt": "a", "n": ' + b"9" * 5_000 + b"}", "json_shape"),
     ],
 )
 @pytest.mark.parametrize("path", MATCHED_PATHS)

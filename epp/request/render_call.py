@@ -1,0 +1,74 @@
+"""A prompt as the body of a render call: everything that decides about its tokens, and nothing else.
+
+Why a module: the render endpoint takes chats as clients send them and puts them into its own form
+first, so a conversation that another API came from has to survive that. What would not is
+`Unwritable`: no match, never a near miss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from epp.request.parse import ChatPrompt, TextPrompt
+from epp.request.shapes.chat import with_ordered_calls
+
+
+class Unwritable(ValueError):
+    """The engine would render something else than this prompt. The message names no content."""
+
+
+def render_body(prompt: TextPrompt | ChatPrompt, model: str | None) -> bytes:
+    """The body of a call for the token ids of `prompt`.
+
+    Raises:
+        Unwritable: what JSON or the engine's validation would not let through as it is: lone surrogates,
+            numbers beyond 64 bits, tool calls with their keys in another order.
+    """
+    fields: dict[str, object] = {} if model is None else {"model": model}
+    if isinstance(prompt, TextPrompt):
+        fields |= {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
+    else:
+        fields |= _chat_fields(prompt)
+    return _dumps(fields)
+
+
+def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "messages": [_message(message) for message in prompt.messages],
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+        "add_special_tokens": prompt.add_special_tokens,
+    }
+    if prompt.tools is not None:
+        fields["tools"] = prompt.tools
+    if prompt.template_kwargs:
+        fields["chat_template_kwargs"] = dict(prompt.template_kwargs)
+    return fields
+
+
+def _message(message: Any) -> Any:
+    ordered = with_ordered_calls(message)
+    if ordered is message:  # no calls
+        return message
+    calls = ordered["tool_calls"]
+    if _dumps(calls) != _dumps(message["tool_calls"]):
+        raise Unwritable("keys of a tool call in an order that the engine changes")
+    return {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+
+
+def _with_text_arguments(call: Any) -> Any:
+    """Arguments that are an object pass the engine's validation only as text, which it decodes again."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    arguments = _dumps(function["arguments"]).decode()
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _dumps(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # what only the lenient parser reads
+        raise Unwritable("no JSON") from None
