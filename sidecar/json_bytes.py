@@ -18,7 +18,7 @@ Span = tuple[int, int]
 Path = tuple[str, ...]
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]|[^\s{}\[\],:"]+', re.DOTALL)
-_QUOTE, _OPEN, _CLOSE, _COMMA = b'"', b"{[", b"}]", b","
+_QUOTE, _OPEN, _CLOSE, _COMMA = ord('"'), b"{[", b"}]", ord(",")
 
 
 @dataclass(slots=True)
@@ -99,31 +99,31 @@ def _cuts(members: list[tuple[str, Span]], key: str) -> list[Span]:
 
 def _objects(raw: bytes) -> Iterator[_Container]:
     """Every object once, complete."""
-    for ended in _scan(raw):
+    for ended in _scan(raw, values=False):
         if isinstance(ended, _Container) and ended.is_object:
             yield ended
 
 
 def _values(raw: bytes) -> Iterator[_Value]:
-    for ended in _scan(raw):
+    for ended in _scan(raw, values=True):
         if isinstance(ended, _Value):
             yield ended
 
 
-def _scan(raw: bytes) -> Iterator[_Container | _Value]:
-    """Containers as they end and values as they are complete (a container's own value follows it).
+def _scan(raw: bytes, *, values: bool) -> Iterator[_Container | _Value]:
+    """Containers as they end and, if asked for, values as they are complete (a container's follows it).
 
     `_Value.around` is the live path: read it before the next step.
     """
     path: list[_Container] = []
     starts: list[int] = []
     for token in _TOKEN.finditer(raw):
-        first = raw[token.start() : token.start() + 1]
         start, end = token.span()
+        first = raw[start]
         if first == _COMMA:
             continue
         if first in _OPEN:
-            path.append(_Container(first == b"{"))
+            path.append(_Container(first == _OPEN[0]))
             starts.append(start)
             continue
         if first in _CLOSE:
@@ -131,12 +131,13 @@ def _scan(raw: bytes) -> Iterator[_Container | _Value]:
                 return
             yield path.pop()
             start = starts.pop()
-        elif path and path[-1].is_object and path[-1].key is None and first == _QUOTE:
+        elif first == _QUOTE and path and path[-1].is_object and path[-1].key is None:
             path[-1].key, path[-1].key_start = _key(raw[start:end]), start
             continue
-        yield _Value((start, end), path)
-        if path and path[-1].is_object and path[-1].key is not None:
-            path[-1].members.append((path[-1].key, (path[-1].key_start, end)))
+        if values:
+            yield _Value((start, end), path)
+        if path and (key := path[-1].key) is not None:
+            path[-1].members.append((key, (path[-1].key_start, end)))
             path[-1].key = None
 
 

@@ -55,6 +55,7 @@ from sidecar.upstream import Call, Upstream
 _log = logging.getLogger(__name__)
 
 _HEALTH_PATH: Final = "/health"
+_IN_THREAD_BYTES: Final = 64 << 10  # parsing more than this would hold up every other stream
 _MANY_PIECES: Final = 256  # a list of them costs more than their bytes
 
 
@@ -275,7 +276,11 @@ class Proxy:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BodyEncoded("A compressed request body cannot be routed: send it uncompressed")
         raw = await self._read(request)
-        cleaned = kv_params.without_client_params(raw, OWNED[self._rules.routing.connector])
+        owned = OWNED[self._rules.routing.connector]
+        if len(raw) > _IN_THREAD_BYTES and kv_params.is_suspicious(raw, owned):
+            cleaned = await asyncio.to_thread(kv_params.without_client_params, raw, owned)
+        else:
+            cleaned = kv_params.without_client_params(raw, owned)
         if cleaned is not raw:
             self._telemetry.client_params_removed()
         return cleaned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import uuid
@@ -87,6 +88,21 @@ async def test_client_params_never_reach_the_engine(tmp_path: Path) -> None:
         await rig.post(CHAT, hostile, **{SOURCE: f"{PEER}:8000"})
         assert engine.last.json["kv_transfer_params"]["remote_kv_source"]["remote_host"] == PEER
         assert rig.value("client_params_removed_total") == 5
+
+
+async def test_a_large_hostile_body_is_cleaned_while_others_are_served(tmp_path: Path) -> None:
+    """Nobody else waits for the seconds that a body of a million tiny members takes."""
+    members = b",".join(b'"a%d":{}' % n for n in range(100_000))
+    hostile = b'{"kv_transfer_params":{},' + members + b"}"
+    async with proxied(tmp_path, pool=POOL) as (engine, rig):
+        large = asyncio.create_task(rig.post(COMPLETIONS, hostile))
+        quick = 0
+        while not large.done():
+            assert (await rig.post(COMPLETIONS, b"{}")).body == b"{}"
+            quick += 1
+        assert (await large).body == b"{" + members + b"}"
+        assert quick > 1
+        assert len(engine.received) == quick + 1
 
 
 async def test_a_client_cannot_pass_for_a_peers_leg(tmp_path: Path) -> None:
