@@ -18,10 +18,12 @@ class Faults:
     stall_lookup: look-ups are accepted and never answered (until `proceed` is set).
     corrupt_block: index (in the offer) of a block whose announced checksum is falsified, so that the
         consumer finds a mismatch as it would for a torn write.
+    throttle_bytes_per_s: a move starts only after its bytes would have crossed a link that slow.
     """
 
     hold_after_chunks: int | None = None
     stall_lookup: bool = False
     corrupt_block: int | None = None
+    throttle_bytes_per_s: int | None = None
     proceed: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)

@@ -17,7 +17,7 @@ from deploy.local.engine.events import EventPublisher
 from deploy.local.engine.request import RequestLog
 from engine_plugin.transport import Faults
 
-_COUNTS: Final = ("hold_after_chunks", "corrupt_block")
+_COUNTS: Final = ("hold_after_chunks", "corrupt_block", "throttle_bytes_per_s")
 _FLAGS: Final = ("hold_replay", "stall_lookup", "proceed")
 
 
@@ -73,6 +73,7 @@ class DebugPages:
             "hold_after_chunks": faults.hold_after_chunks,
             "stall_lookup": faults.stall_lookup,
             "corrupt_block": faults.corrupt_block,
+            "throttle_bytes_per_s": faults.throttle_bytes_per_s,
             "proceed": faults.proceed.is_set(),
             "holding": faults.holding.is_set(),
         }

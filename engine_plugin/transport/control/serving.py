@@ -203,16 +203,26 @@ class Serving:
     def _start(self, request: Move, granted: GrantedLease, mover: Mover, info: MoverInfo) -> None:
         self.wire(mover)
 
+        cancelled = asyncio.Event()
+
         def cancel() -> None:
+            cancelled.set()
             mover.cancel(request.tag)
 
         self._producer.leases.use(granted, cancel)
         self._moves[request.id] = cancel
         self._budget.moves += 1
         self._budget.moving_bytes += len(request.slots) * self._peer.block_bytes
-        self._producer.run(self._move(request, granted, mover, info), "p2p-move")
+        self._producer.run(self._move(request, granted, mover, info, cancelled), "p2p-move")
 
-    async def _move(self, request: Move, granted: GrantedLease, mover: Mover, info: MoverInfo) -> None:
+    async def _move(
+        self,
+        request: Move,
+        granted: GrantedLease,
+        mover: Mover,
+        info: MoverInfo,
+        cancelled: asyncio.Event,
+    ) -> None:
         producer, stats = self._producer, self._producer.stats
         faults = producer.faults
         order = StartMove(
@@ -236,6 +246,12 @@ class Serving:
         stats.moves_out += 1
         hold = producer.run(_hold(faults, mover, request.tag), "p2p-hold") if faults is not None else None
         try:
+            if faults is not None and faults.throttle_bytes_per_s:
+                with contextlib.suppress(TimeoutError):
+                    moving_bytes = len(request.slots) * self._peer.block_bytes
+                    await asyncio.wait_for(cancelled.wait(), moving_bytes / faults.throttle_bytes_per_s)
+                    self._send(Ended(request.id, "cancelled", True, 0, ""))
+                    return
             ended = await mover.write(order, on_chunks, faults.holding.set if faults is not None else _ignore)
             stats.served_bytes[self._label] += ended.written_bytes
             stats.served_blocks += ended.written_bytes // self._peer.block_bytes

@@ -282,3 +282,19 @@ async def test_the_end_of_every_pull_is_published(start_engine: StartEngine) -> 
     assert (heard["d-2"].reason, heard["d-2"].asked_tokens) == ("local", 0)
     assert (heard["d-3"].asked_tokens, heard["d-3"].received_tokens) == (9 * BLOCK, 0)
     assert heard["d-3"].reason != "ok"
+
+
+async def test_a_throttled_source_is_slow_and_recovers(start_engine: StartEngine) -> None:
+    """At a byte a second the pull runs out of time and the prompt is computed; without, it moves."""
+    owner, other = await start_engine(), await start_engine(pull_base_s=0.3, pull_max_s=0.3)
+    prompt = prompt_ids(20 * BLOCK + 1)
+    at_home = await owner.complete(prompt)
+    assert (await owner.post("/faults", {"throttle_bytes_per_s": 1})).status == 200
+    slow = await other.complete(prompt, transfer=owner.source("slow"))
+    assert (slow.report["pull_reason"], slow.report["pulled_tokens"]) == ("timeout", 0)
+    assert slow.report["computed_tokens"] == 20 * BLOCK + 1
+    assert (await owner.post("/faults", {"throttle_bytes_per_s": None})).body["throttle_bytes_per_s"] is None
+    third = await start_engine()
+    moved = await third.complete(prompt, transfer=owner.source("fast"))
+    assert (moved.report["pull_reason"], moved.report["pulled_tokens"]) == ("ok", 20 * BLOCK)
+    assert slow.text == moved.text == at_home.text

@@ -177,7 +177,7 @@ def test_a_pull_that_ran_out_of_time_counts_and_one_that_missed_does_not() -> No
         costs.learn(ended(source=NEAR, pull_ms=2_000.0, reason="miss"), TERMS, 0.0)
     assert predict(costs, NEAR).cheaper
     for _ in range(3):
-        costs.learn(ended(source=NEAR, pull_ms=10_000.0, reason="deadline"), TERMS, 0.0)
+        costs.learn(ended(source=NEAR, pull_ms=10_000.0, reason="timeout"), TERMS, 0.0)
     assert not predict(costs, NEAR).cheaper
 
 
