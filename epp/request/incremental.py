@@ -17,6 +17,7 @@ from epp.request.cut_rules import CutRules
 from epp.request.segments import SEGMENT_CHARS, Segmenter
 from epp.request.token_cache import TokenCache
 
+LONG_SEGMENT_CHARS: Final = 64 << 10  # tens of milliseconds in one call that nothing can interrupt
 _PROBES: Final = ("a", "0 z", ". B")
 
 
@@ -65,9 +66,10 @@ class IncrementalEncoder:
                 ids: array[int] = end.value
                 return ids
 
-    def steps(self, text: str, add_special_tokens: bool) -> Generator[None, None, array[int]]:
+    def steps(self, text: str, add_special_tokens: bool) -> Generator[bool, None, array[int]]:
         """`encode` that can be left or put off: yields after each segment that had to be encoded, and
-        returns the ids. What was encoded before it was left is remembered."""
+        returns the ids. What was encoded before it was left is remembered. True: the next step is a
+        long one (a segment of more than `LONG_SEGMENT_CHARS`)."""
         if self._frame is None or not text:
             ids = yield from self._remembered(text, add_special_tokens)
             return array("I", ids)
@@ -79,18 +81,20 @@ class IncrementalEncoder:
             parts = [before, *parts, after]
         return array("I", b"".join(parts))
 
-    def _remembered(self, segment: str, add_special_tokens: bool) -> Generator[None, None, bytes]:
+    def _remembered(self, segment: str, add_special_tokens: bool) -> Generator[bool, None, bytes]:
         counters = self.counters
         digest = self._cache.digest(segment.encode(), add_special_tokens)
         ids = self._cache.get(digest)
         if ids is not None:
             counters.reused_tokens += len(ids) // TOKEN_BYTES
             return ids
+        if len(segment) > LONG_SEGMENT_CHARS:
+            yield True
         encoded = array("I", self._encoder.encode(segment, add_special_tokens))
         counters.encoded_tokens += len(encoded)
         ids = encoded.tobytes()
         self._cache.put(digest, ids)
-        yield
+        yield False
         return ids
 
 

@@ -18,6 +18,9 @@ TOKEN_CHARS: Final = 256  # less is not worth a look-up
 _MAX_SEARCHES: Final = 4  # one pattern an initial character: those are searched ten times as fast
 _WINDOW_CHARS: Final = 8192  # searched at a time: another thread may want the interpreter
 
+# not a loop over blanks, of which a hostile text has millions; `\w` is `str.isalnum` and the underscore
+_SAFE_BLANK: Final = re.compile(r"(?<=[^\W_\U00010000-\U0010ffff]) ").search
+
 _FindCut = Callable[[str, int, int], int]
 
 
@@ -61,13 +64,8 @@ def _first(finders: Sequence[_FindCut], text: str, start: int, end: int) -> int:
 
 def _find_blank(text: str, start: int, end: int) -> int:
     """A blank behind a letter or digit of the basic plane; -1: none in [start, end)."""
-    at = text.find(" ", start, end)
-    while at > 0:
-        before = text[at - 1]
-        if before.isalnum() and before < "\U00010000":
-            return at
-        at = text.find(" ", at + 1, end)
-    return -1
+    found = _SAFE_BLANK(text, start, end)
+    return found.start() if found else -1
 
 
 def _token_finders(tokens: tuple[str, ...]) -> list[_FindCut]:

@@ -3,9 +3,9 @@
 Why a service: encoding a 48K-token prompt takes 60-80 ms of CPU, fifty times the rest of a
 decision. It runs in a few threads (`encode_batch_fast` releases the GIL), segment by segment, and
 segments seen before cost a look-up (`incremental`). Prompts take turns of a few segments, so that a
-short one does not wait until a 32 MB one is done. Whatever goes wrong (late, overloaded, not
-renderable, a fault of the tokenizer) the answer is None: no match, counted by reason, and the request
-is routed by load. Prompts and tokens appear in no log.
+short one does not wait until a 5 MB one is done, and a text that cannot be cut has a thread of its own.
+Whatever goes wrong (late, overloaded, not renderable, a fault of the tokenizer) the answer is None: no
+match, counted by reason, and the request is routed by load. Prompts and tokens appear in no log.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class LocalTokeniser:
         self._cache = TokenCache(cache_bytes)
         self._encoder = IncrementalEncoder(tokenizer, self.rules, self._cache)
         self._executor = ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="tokenise")
+        # what cannot be cut is one call of up to seconds: nobody else waits for it
+        self._long_executor = ThreadPoolExecutor(1, thread_name_prefix="tokenise-long")
         self._max_pending = max_pending
         self._budget_s = budget_s
         self._jobs: set[_Job] = set()
@@ -117,11 +119,12 @@ class LocalTokeniser:
 
     async def aclose(self) -> None:
         """Drop what waits, let what runs end (no encoding can be interrupted)."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        for executor in (self._executor, self._long_executor):
+            await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
 
     async def _encode_within_budget(self, prompt: TextPrompt | ChatPrompt) -> tuple[array[int] | None, str]:
         job = _Job(self._steps(prompt))
-        if not self._queue(job):
+        if not self._queue(job, self._executor):
             return None, "overloaded"
         self._jobs.add(job)
         try:
@@ -137,21 +140,24 @@ class LocalTokeniser:
         finally:
             job.leave()
 
-    def _queue(self, job: _Job) -> bool:
+    def _queue(self, job: _Job, executor: ThreadPoolExecutor) -> bool:
         """Let a thread give `job` its next turn; False: closed."""
         try:
-            job.turn = self._executor.submit(self._run_turn, job)
+            job.turn = executor.submit(self._run_turn, job)
         except RuntimeError:
             return False
         return True
 
     def _run_turn(self, job: _Job) -> None:
         """Runs in a worker thread: a few segments, then the job goes behind those that wait."""
+        executor = self._executor
         try:
             for _ in range(SEGMENTS_A_TURN):
                 if job.left:
                     return
-                next(job.steps)
+                if next(job.steps):
+                    executor = self._long_executor
+                    break
         except StopIteration as end:
             job.result.set_result(end.value)
         except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
@@ -159,10 +165,10 @@ class LocalTokeniser:
                 error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
             job.result.set_exception(error)
         else:
-            if not self._queue(job):
+            if not self._queue(job, executor):
                 job.result.set_exception(_EncodingFailed("closed"))
 
-    def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[None, None, array[int]]:
+    def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[bool, None, array[int]]:
         """Chat: the template writes its own begin token, so none is added unless the client wants it."""
         text = prompt.text if isinstance(prompt, TextPrompt) else _render(self._tokenizer, prompt)
         return (yield from self._encoder.steps(text, prompt.add_special_tokens))
@@ -182,7 +188,7 @@ class _Job:
 
     __slots__ = ("left", "result", "steps", "turn")
 
-    def __init__(self, steps: Generator[None, None, array[int]]) -> None:
+    def __init__(self, steps: Generator[bool, None, array[int]]) -> None:
         self.steps = steps
         self.result: Future[array[int]] = Future()
         self.result.set_running_or_notify_cancel()  # a caller that leaves says so by `left` alone

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.request.chat import Unrenderable
@@ -299,6 +299,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MESSAGE | JSON, max_size=4), st.none() | st.lists(JSON, max_size=2), st.booleans())
 def test_any_json_is_rendered_or_refused_and_never_changed(
     tokenizer: LocalTokenizer, messages: list[Any], tools: list[Any] | None, generate: bool

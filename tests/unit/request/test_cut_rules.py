@@ -310,3 +310,13 @@ def test_a_tokenizer_without_added_tokens_and_steps_says_so() -> None:
 
 def test_reasons_and_rules_never_hold_text_of_a_request() -> None:
     assert re.search("im_start", repr(cut_rules(family("llama3")))) is None
+
+
+def test_a_safe_blank_stands_behind_a_letter_or_digit_of_the_basic_plane() -> None:
+    """Of all characters, the first one of a text included."""
+    cut = Segmenter(CutRules(at_blanks=True), segment_chars=1)
+    for code in range(0x110000):
+        letter = chr(code)
+        safe = letter.isalnum() and code < 0x10000
+        assert list(cut.segments(f"{letter} b")) == ([letter, " b"] if safe else [f"{letter} b"]), hex(code)
+    assert list(cut.segments(" b c")) == [" b", " c"]

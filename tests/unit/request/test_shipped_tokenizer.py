@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.core.errors import ConfigError
@@ -54,11 +54,13 @@ def test_words_cost_few_tokens(tokenizer: LocalTokenizer) -> None:
     assert len(tokenizer.encode(text, add_special_tokens=False)) == 3 * 1000, "word + 3 digits + 1 digit"
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_every_text_survives_a_round_trip(tokenizer: LocalTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5), st.booleans())
 def test_a_batch_is_its_texts_one_by_one(tokenizer: LocalTokenizer, texts: list[str], special: bool) -> None:
     assert tokenizer.encode_batch(texts, special) == [tokenizer.encode(text, special) for text in texts]

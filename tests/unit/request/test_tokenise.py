@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.request.cut_rules import CutRules
+from epp.request.incremental import LONG_SEGMENT_CHARS
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.tokenise import LocalTokeniser
@@ -224,6 +225,34 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one(tokenizer: LocalToken
     assert done == ["short", "long"]
 
 
+class SlowIfLong(SlowTokenizer):
+    """Only what is long waits at the gate."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) > LONG_SEGMENT_CHARS:
+            return super().encode(text, add_special_tokens)
+        return LocalTokenizer.encode(self, text, add_special_tokens)
+
+
+async def test_nobody_waits_for_a_text_that_cannot_be_cut(tokenizer: LocalTokenizer) -> None:
+    """Megabytes without a blank are one call of seconds: they have a thread of their own."""
+    slow = SlowIfLong.behind(tokenizer)
+    service = LocalTokeniser(slow, workers=1, budget_s=BOUND_S)
+    text = "x" * (LONG_SEGMENT_CHARS + 1)
+    long = asyncio.create_task(service.token_ids(TextPrompt(text)))
+    try:
+        assert await asyncio.to_thread(slow.entered.wait, BOUND_S)
+        assert await listed(service, TextPrompt("Hi")) == tokenizer.encode("Hi", True)
+        assert not long.done()
+        slow.gate.set()
+        ids = await long
+        assert ids is not None
+        assert list(ids) == tokenizer.encode(text, True)
+    finally:
+        slow.gate.set()
+        await service.aclose()
+
+
 async def test_overload_is_no_match_at_once(tokenizer: LocalTokenizer) -> None:
     slow = SlowTokenizer.behind(tokenizer)
     service = LocalTokeniser(slow, workers=1, max_pending=2, budget_s=BOUND_S)
@@ -300,7 +329,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(MESSAGES, st.booleans())
 def test_chat_parity_with_whole_text(
     tokenizer: LocalTokenizer, messages: list[dict[str, Any]], generate: bool
