@@ -42,12 +42,13 @@ class Estimate:
 class LearnedLine:
     """The last `MAX_SAMPLES` observations of one thing."""
 
-    __slots__ = ("_fit", "_fitted_for", "_samples")
+    __slots__ = ("_agrees", "_fit", "_fitted_for", "_samples")
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
         self._fit: Line | None = None
         self._fitted_for: Line | None = None  # the prior that `_fit` was made with
+        self._agrees = False
 
     def add(self, size: float, ms: float, now_s: float) -> None:
         """`size` above 0."""
@@ -63,8 +64,8 @@ class LearnedLine:
             return None if prior is None else Estimate(prior, sure=True)
         if self._fit is None or self._fitted_for != prior:
             self._fit, self._fitted_for = _fitted([s[1:] for s in self._samples], prior), prior
-        line = self._fit
-        return Estimate(line, self._in_reach(size, prior) and self._agree(line))
+            self._agrees = self._agree(self._fit)
+        return Estimate(self._fit, self._agrees and self._in_reach(size, prior))
 
     def _in_reach(self, size: float, prior: Line | None) -> bool:
         if prior is not None:
