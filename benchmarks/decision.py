@@ -4,16 +4,19 @@ Pools: `graded` (every endpoint holds a different depth), `tie` (all hold the wh
 the pool), `classes` (as tie, with two source classes that have terms of their own), `refused` (the
 deepest half is incompatible, so every holder is judged). CPU time of this thread, the median of the least
 disturbed batch of calls; the ratio is against one pass that only reads each candidate's prefix.
-`us_1024` is the slower of graded and tie. Last line: JSON.
+`us_1024` is the slower of graded and tie. Then cost mode against the threshold on the local fleet
+(`benchmarks.decision_cost`; minutes). Last line: JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from benchmarks import decision_cost
 from engine_plugin.identity import EndpointId
 from epp.core.kv_source import choose_source
 from epp.core.thresholds import SOURCE_CLASS_LABEL, SourcePolicy
@@ -103,6 +106,9 @@ def measure(rows: Sequence[Candidate], policy: SourcePolicy) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rule-only", action="store_true", help="no fleet: without the wrong shares")
+    arguments = parser.parse_args()
     figures: dict[str, float] = {}
     print(f"{CANDIDATES} candidates, {BLOCKS} blocks; limit {LIMIT_US} us")
     print(f"{'pool':>10} {'us':>8} {'x one pass':>11}")
@@ -111,6 +117,8 @@ def main() -> None:
         figures[f"us_1024_{name}"] = took_us = round(measure(rows, policy))
         print(f"{name:>10} {took_us:>8} {took_us / pass_us:>11.1f}")
     figures["us_1024"] = max(figures["us_1024_graded"], figures["us_1024_tie"])
+    if not arguments.rule_only:
+        figures |= decision_cost.main()
     print(json.dumps(figures))
 
 

@@ -1,7 +1,8 @@
 """A cost that grows with a size, learned from what was seen of late. Pure; `now_s` is an argument.
 
 Robust on purpose: medians, no matrix. Sizes that spread give floor and slope (Theil-Sen); sizes that do not
-give only one of them, and then the prior's floor is kept and the slope is what differs, as on a slower link.
+give only one of them: of a pull the slope, as on a slower link; of computing the floor, as behind a slower
+gateway, so that what every request pays is never taken for the price of a token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_AGE_S = 600.0  # then a pair is as unknown as before, and is tried again
 _SPREAD = 2.0  # largest over smallest size from where on two parameters are fitted
 _FIT_SAMPLES = 4
 _REACH = 4.0  # sizes so far beyond those seen are not predicted with certainty
-_MAX_DEVIATION = 0.35  # of the logarithm of seen over predicted
+_MAX_ERROR = 0.2  # standard error of the logarithm of seen over predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,15 @@ class Estimate:
 class LearnedLine:
     """The last `MAX_SAMPLES` observations of one thing."""
 
-    __slots__ = ("_fit", "_fitted_for", "_samples")
+    __slots__ = ("_agrees", "_fit", "_fitted_for", "_keeps_slope", "_samples")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_slope: bool = False) -> None:
+        """`keeps_slope`: where sizes do not spread, the prior's slope is kept and the floor is learned."""
+        self._keeps_slope = keeps_slope
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
         self._fit: Line | None = None
         self._fitted_for: Line | None = None  # the prior that `_fit` was made with
+        self._agrees = False
 
     def add(self, size: float, ms: float, now_s: float) -> None:
         """`size` above 0."""
@@ -62,9 +66,12 @@ class LearnedLine:
         if not self._samples:
             return None if prior is None else Estimate(prior, sure=True)
         if self._fit is None or self._fitted_for != prior:
-            self._fit, self._fitted_for = _fitted([s[1:] for s in self._samples], prior), prior
-        line = self._fit
-        return Estimate(line, self._in_reach(size, prior) and self._agree(line))
+            self._fit, self._fitted_for = (
+                _fitted([s[1:] for s in self._samples], prior, self._keeps_slope),
+                prior,
+            )
+            self._agrees = self._agree(self._fit)
+        return Estimate(self._fit, self._agrees and self._in_reach(size, prior))
 
     def _in_reach(self, size: float, prior: Line | None) -> bool:
         if prior is not None:
@@ -73,12 +80,12 @@ class LearnedLine:
         return len(sizes) >= _FIT_SAMPLES and min(sizes) / _REACH <= size <= max(sizes) * _REACH
 
     def _agree(self, line: Line) -> bool:
-        """Whether the samples lie about the line, in the median."""
+        """Whether the samples tell where the line is, by their median deviation."""
         off = [abs(math.log(max(ms, 1e-3) / max(line.at_ms(size), 1e-3))) for _, size, ms in self._samples]
-        return 1.4826 * statistics.median(off) <= _MAX_DEVIATION
+        return 1.4826 * statistics.median(off) <= _MAX_ERROR * math.sqrt(len(off))
 
 
-def _fitted(samples: list[tuple[float, float]], prior: Line | None) -> Line:
+def _fitted(samples: list[tuple[float, float]], prior: Line | None, keeps_slope: bool) -> Line:
     sizes = [size for size, _ in samples]
     if len(samples) >= _FIT_SAMPLES and max(sizes) >= _SPREAD * min(sizes):
         slopes = [
@@ -88,6 +95,9 @@ def _fitted(samples: list[tuple[float, float]], prior: Line | None) -> Line:
         ]
         slope = max(0.0, statistics.median(slopes))
         return Line(max(0.0, statistics.median(ms - slope * size for size, ms in samples)), slope)
+    if keeps_slope and prior is not None:
+        floor_ms = statistics.median(ms - prior.slope * size for size, ms in samples)
+        return Line(max(0.0, floor_ms), prior.slope)
     floor_ms = prior.floor_ms if prior is not None else 0.0
     slope = statistics.median((ms - floor_ms) / size for size, ms in samples)
     if slope >= 0.0:

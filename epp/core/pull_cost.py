@@ -82,7 +82,7 @@ class PullCosts:
         self._classes: _Bounded[str, LearnedLine] = _Bounded(MAX_CLASSES, LearnedLine)
         self._cold: _Bounded[str, deque[float]] = _Bounded(MAX_CLASSES, lambda: deque(maxlen=_COLD_SAMPLES))
         self._sessions: _Bounded[Pair, _Session] = _Bounded(MAX_PAIRS, _Session)
-        self._computing: _Bounded[EndpointId, LearnedLine] = _Bounded(MAX_ENDPOINTS, LearnedLine)
+        self._computing: _Bounded[EndpointId, LearnedLine] = _Bounded(MAX_ENDPOINTS, _computing_line)
         self._curvature: _Bounded[EndpointId, float] = _Bounded(MAX_ENDPOINTS, float)
         self._token_bytes: _Bounded[EndpointId, float] = _Bounded(MAX_ENDPOINTS, float)
 
@@ -149,7 +149,7 @@ class PullCosts:
         curvature = _curvature(seed)
         learned = self._computing.peek(endpoint)
         if learned is None or self._curvature.peek(endpoint) != curvature:
-            learned = LearnedLine()
+            learned = _computing_line()
         weighted = _weighted_tokens(tokens, held_tokens, curvature)
         prior = None if seed is None else Line(seed.fixed_ms, seed.token_us * 1e-3)
         estimate = learned.estimate(weighted, prior, now_s)
@@ -186,7 +186,7 @@ class PullCosts:
         endpoint, curvature = computing.endpoint.id, _curvature(seed)
         if self._curvature.peek(endpoint) != curvature:
             self._curvature.set(endpoint, curvature)
-            self._computing.set(endpoint, LearnedLine())
+            self._computing.set(endpoint, _computing_line())
         self._computing.use(endpoint).add(_weighted_tokens(computed, cached, curvature), ttft_ms, now_s)
 
     def _learn_pull(
@@ -255,6 +255,10 @@ class PullCosts:
         if rest is None or not rest[0].sure:
             return report.duration_ms
         return max(report.duration_ms, ttft_ms - rest[0].line.at_ms(rest[1]))
+
+
+def _computing_line() -> LearnedLine:
+    return LearnedLine(keeps_slope=True)
 
 
 def _undisturbed(record: DecisionRecord, computing: Candidate) -> tuple[float, int, int] | None:

@@ -140,7 +140,10 @@ def test_recompute_is_learned_from_undisturbed_requests_only() -> None:
         costs.learn(record, TERMS, 0.0)
     assert predict(costs, NEAR).recompute_ms == pytest.approx(200.0)
     for _ in range(3):
-        costs.learn(ended(ttft_ms=820.0), TERMS, 0.0)  # twice as slow as calibrated
+        costs.learn(ended(ttft_ms=920.0), TERMS, 0.0)  # one length tells a slow gateway, not slow tokens
+    assert predict(costs, NEAR).recompute_ms == pytest.approx(200.0)
+    for prompt in (1000, 2000, 4000, 8000):  # twice as slow as calibrated
+        costs.learn(ended(ttft_ms=120.0 + 0.1 * prompt, prompt=prompt), TERMS, 0.0)
     assert predict(costs, NEAR).recompute_ms == pytest.approx(400.0)
 
 

@@ -1,0 +1,201 @@
+"""Cost mode against the calibrated threshold, on the local fleet with one throttled link.
+
+Three engines: `near` and `far` hold prefixes, `taker` computes; what `far` sends crosses a link of `THROTTLE`
+bytes a second. `kvpull calibrate` prices near -> taker (that is the threshold, and what cost mode starts
+from) and then both links: their medians are the truth that calls are judged by. Then `REQUESTS` requests of
+random length, held by near or far; a call is wrong where what it chose is more than 10 % dearer than the
+other choice. Only those after the first `LEARNING` count. `python -m benchmarks.decision_cost` runs it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.local.client import COMPLETIONS
+from deploy.local.fleet import Fleet, running_fleet
+from deploy.local.ports import AddressPlan
+from deploy.local.spec import FleetSpec
+from deploy.local.waiting import until
+from epp.calibrate.fit import PULL, RECOMPUTE, Limits, calibrate
+from epp.calibrate.measure import Measured, Pair, Settings
+from epp.calibrate.probe import Engine, SourceName
+from epp.calibrate.report import Report, document
+
+NEAR, FAR, TAKER = "engine-a", "engine-b", "engine-c"
+THROTTLE = 60_000_000
+LENGTHS = (1024, 2048, 4096, 8192)
+REPETITIONS = 5
+TOKEN_IDS = (100, 8000)
+REQUESTS, LEARNING = 90, 50
+DEARER = 1.10
+MARGIN = 0.25
+# a shared machine is noisy, and the point is not this calibration's own acceptance
+LENIENT = Limits(min_samples=1, max_uncertainty=10.0, max_misfit=10.0, max_interval=100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One decision and what either choice would have taken."""
+
+    holder: str
+    tokens: int
+    cost_says: str
+    threshold_says: str
+    decided_by: str
+    pull_ms: float
+    recompute_ms: float
+
+    def wrong(self, choice: str) -> bool:
+        chosen, other = self.pull_ms, self.recompute_ms
+        if choice == "compute":
+            chosen, other = other, chosen
+        return chosen > DEARER * other
+
+
+def price(fleet: Fleet, holder: str) -> Measured:
+    """Both legs at every length, from `holder` to the taker."""
+    engines = [Engine(fleet.engine(pod).url, model=None, timeout_s=60.0) for pod in (holder, TAKER)]
+    address = fleet.engine_spec(holder).address
+    settings = Settings(LENGTHS, REPETITIONS, TOKEN_IDS)
+    return Pair(engines[0], engines[1], SourceName(address.host, address.p2p_port), settings).run()
+
+
+def thresholds(report: Report) -> str:
+    """What calibrate wrote, with cost mode switched on."""
+    body = yaml.safe_load(document(report))
+    body["spec"]["default"]["cost"]["mode"] = "cost"
+    return json.dumps(body)
+
+
+def picker_config(base: Path) -> dict[str, Any]:
+    """The demo's picker, but only the taker may compute."""
+    config: dict[str, Any] = yaml.safe_load(base.read_text())
+    kept = ("token-producer", "precise-prefix-cache-producer", "max-score-picker", "single-profile-handler")
+    kept += ("p2p-source-producer", "file-discovery", "active-request-scorer")
+    config["plugins"] = [plugin for plugin in config["plugins"] if plugin["type"] in kept]
+    config["plugins"].append({"type": "decode-filter"})
+    names = ("decode-filter", "active-request-scorer", "max-score-picker")
+    config["schedulingProfiles"] = [{"name": "default", "plugins": [{"pluginRef": name} for name in names]}]
+    return config
+
+
+async def forget(fleet: Fleet) -> None:
+    for pod in fleet.spec.pods:
+        await fleet.engine(pod).reset_cache(cpu_tier_too=True)
+    await until(
+        "the picker knows that nothing is held",
+        fleet.picker.endpoints,
+        lambda rows: all(row.blocks_cpu == row.blocks_device == 0 for row in rows.values()),
+    )
+
+
+async def ask(fleet: Fleet, number: int, holder: str, tokens: int, rng: random.Random) -> dict[str, Any]:
+    """One request for a prefix that only `holder` has; the picker's record of it."""
+    await forget(fleet)
+    body = {"prompt": [rng.randint(*TOKEN_IDS) for _ in range(tokens + 1)], "max_tokens": 1}
+    await fleet.engine_client(holder).stream(COMPLETIONS, body, request_id=f"seed-{number}")
+    await until(
+        f"the picker knows what {holder} holds and that all are idle",
+        fleet.picker.endpoints,
+        lambda rows: (
+            rows[holder].blocks_cpu >= tokens // fleet.spec.block_size
+            and all(row.inflight == 0 for row in rows.values())
+        ),
+    )
+    await asyncio.sleep(0.25)  # two scrapes: the picker sees idle engines
+    await fleet.gateway.stream(COMPLETIONS, body, request_id=f"call-{number}")
+    url = f"http://127.0.0.1:{fleet.spec.addresses.control.metrics_port}/debug/kvpull/decisions/call-{number}"
+    token = fleet.debug_token_file.read_text()
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+
+    def read() -> dict[str, Any]:
+        with urllib.request.urlopen(request, timeout=10.0) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    return await asyncio.to_thread(read)
+
+
+async def measure(spec: FleetSpec) -> dict[str, Any]:
+    """Figures of one run."""
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "picker.yaml"
+        config.write_text(json.dumps(picker_config(spec.picker_config)))
+        async with running_fleet(spec, lambda text: print(text, file=sys.stderr)) as fleet:
+            await fleet.engine(FAR).faults(throttle_bytes_per_s=THROTTLE)
+            await fleet.stop_picker()
+            near, far = [await asyncio.to_thread(price, fleet, pod) for pod in (NEAR, FAR)]
+            found = calibrate(near.samples[RECOMPUTE], near.samples[PULL], LENIENT)
+            report = Report(near, found, found.threshold_tokens(MARGIN, spec.block_size))
+            (spec.run_dir / "thresholds" / "zz-calibrated.yaml").write_text(thresholds(report))
+            await fleet.start_picker(config, {NEAR: "prefill", FAR: "prefill", TAKER: "decode"})
+            await fleet.wait_live(fleet.spec.pods)
+            calls = await _calls(fleet, near, far)
+    return _figures(calls, report, near, far)
+
+
+async def _calls(fleet: Fleet, near: Measured, far: Measured) -> list[Call]:
+    rng, calls = random.Random(1), []
+    truth = {NEAR: near, FAR: far}
+    both = {n: near.samples[RECOMPUTE][n] + far.samples[RECOMPUTE][n] for n in LENGTHS}
+    for number in range(REQUESTS):
+        holder, tokens = rng.choice((NEAR, FAR)), rng.choice(LENGTHS)
+        record = await ask(fleet, number, holder, tokens, rng)
+        row = record["predicted"]
+        if row is None:
+            raise SystemExit(f"nothing was predicted: {record['reason']}")
+        verdicts = (row["cost_says"], row["threshold_says"], row["decided_by"])
+        pull_ms, recompute_ms = (
+            statistics.median(samples[tokens]) for samples in (truth[holder].samples[PULL], both)
+        )
+        if number % 10 == 0:
+            print(f"call {number}: {holder}, {tokens} tokens, {row}", file=sys.stderr)
+        calls.append(Call(holder, tokens, *verdicts, pull_ms, recompute_ms))
+    return calls
+
+
+def _figures(calls: list[Call], report: Report, near: Measured, far: Measured) -> dict[str, Any]:
+    counted = calls[LEARNING:]
+    decided = [c.cost_says if c.decided_by == "cost" else c.threshold_says for c in counted]
+    for name, measured in (("near", near), ("far", far)):
+        for tokens in LENGTHS:
+            medians = [statistics.median(measured.samples[leg][tokens]) for leg in (RECOMPUTE, PULL)]
+            print(
+                f"{name:>5} {tokens:>7} tokens: recompute {medians[0]:>7.1f} ms, pull {medians[1]:>7.1f} ms"
+            )
+    wrong = [c for c, choice in zip(counted, decided, strict=True) if c.wrong(choice)]
+    for call in wrong:
+        print(f"wrong: {call}")
+    return {
+        "requests_counted": len(counted),
+        "min_cached_token_delta": report.threshold_tokens,
+        "wrong_share_cost": round(len(wrong) / len(counted), 3),
+        "wrong_share_threshold": round(sum(c.wrong(c.threshold_says) for c in counted) / len(counted), 3),
+        "wrong_learning_cost": sum(
+            c.wrong(c.cost_says if c.decided_by == "cost" else c.threshold_says) for c in calls[:LEARNING]
+        ),
+        "decided_by_cost_share": round(sum(c.decided_by == "cost" for c in counted) / len(counted), 3),
+    }
+
+
+def main() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as out:
+        spec = FleetSpec(AddressPlan("127.0.66", 4300), out_dir=Path(out))
+        figures = asyncio.run(measure(replace(spec, cpu_tier_tokens=64 * 1024)))
+    print(json.dumps(figures))
+    return figures
+
+
+if __name__ == "__main__":
+    main()
