@@ -150,9 +150,7 @@ class BlockTable:
             self.budget.table_bytes += SET_BYTES
         return found
 
-    def _replace_all(
-        self, keys: Sequence[BlockKey], distinct: int, old: HolderSet | None, bits: int
-    ) -> None:
+    def _replace_all(self, keys: Sequence[BlockKey], distinct: int, old: HolderSet | None, bits: int) -> None:
         """`_replace` for blocks that all have the holders `old`; `distinct` of the keys differ."""
         rows, budget = self._rows, self.budget
         if old is None:
