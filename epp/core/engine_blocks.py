@@ -231,8 +231,9 @@ class EngineBlocks:
             parent, parent_key = found.pop()
             for child in self._children.pop(parent, {}):
                 record = self._records.find(child)
+                # only blocks with content are anybody's child
                 assert record is not None
-                assert record.payload is not None  # only blocks with content are anybody's child
+                assert record.payload is not None
                 child_key = self._hasher.next_key(parent_key, record.payload)
                 self._settle(child, record, child_key, tally)
                 found.append((child, child_key))

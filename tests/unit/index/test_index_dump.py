@@ -8,6 +8,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from engine_plugin.identity import EndpointId
 from epp.core.engine_blocks import IndexLimits
@@ -159,7 +160,7 @@ def test_remembered_blocks_are_forgotten_in_the_same_order(make_index: IndexMake
 def test_many_copies_are_counted_exactly(make_index: IndexMaker, copies: int) -> None:
     index = new_index(make_index)
     many = BlockStored(DEVICE, (EngineBlockHash(1),) * copies, None, [7] * copies, 1)
-    dump = dumped(make_index, chain(0, 1), replace(many, token_ids=None))
+    dump = dumped(make_index, chain(0, 1), structs.replace(many, token_ids=None))
     assert dump.complete == (copies < 0xFFFF)
     index.restore(A, dump)
     index.check_integrity()
@@ -173,7 +174,7 @@ def test_many_copies_are_counted_exactly(make_index: IndexMaker, copies: int) ->
     [
         chain(9, 10),
         BlockStored(CPU, (EngineBlockHash(99),), None, None, 0),
-        replace(chain(8, 9, kind="sliding_window"), token_ids=None),
+        structs.replace(chain(8, 9, kind="sliding_window"), token_ids=None),
     ],
 )
 def test_what_waits_is_left_out_and_said(make_index: IndexMaker, waiting: BlockStored) -> None:

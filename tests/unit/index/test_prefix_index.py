@@ -268,6 +268,32 @@ def test_waiting_and_remembered_blocks_are_bounded(index_of: IndexOf) -> None:
     assert index.apply(A, [by_name(0, 7)]).unresolved_blocks == 7
 
 
+def test_a_remembered_name_stays_what_it_was_when_it_is_stored_with_another_content(
+    index_of: IndexOf,
+) -> None:
+    index = index_of()
+    index.apply(A, [stored(), removed(*range(10))])
+    applied = index.apply(A, [stored(tokens=PROMPT[::-1])])
+    assert (applied.stored_blocks, applied.skipped_blocks) == (0, 10)
+    index.check_integrity()
+    assert index.apply(A, [stored()]).stored_blocks == 10
+    assert depths(index).blocks == 10
+
+
+def test_one_name_for_two_blocks_of_an_event_means_the_first(index_of: IndexOf) -> None:
+    index = index_of()
+    index.apply(A, [stored(0, 1)])
+    names = (EngineBlockHash(2), EngineBlockHash(2), EngineBlockHash(3))
+    event = BlockStored(DEVICE, names, EngineBlockHash(1), PROMPT[SIZE : 4 * SIZE], SIZE)
+    applied = index.apply(A, [event])
+    assert (applied.stored_blocks, applied.skipped_blocks) == (2, 1)
+    index.check_integrity()
+    assert depths(index).blocks == 2
+    assert index.apply(A, [BlockRemoved(DEVICE, names)]).removed_blocks == 2
+    index.check_integrity()
+    assert depths(index).blocks == 1
+
+
 def test_nothing_need_be_remembered(index_of: IndexOf) -> None:
     """A waiting block without copies settles while no block without copies may be kept."""
     index = index_of(limits=IndexLimits(max_remembered_blocks=0))
