@@ -41,7 +41,7 @@ REQUESTS, LEARNING = 90, 50
 DEARER = 1.10
 MARGIN = 0.25
 # a shared machine is noisy, and the point is not this calibration's own acceptance
-LENIENT = Limits(min_samples=1, max_uncertainty=10.0, max_misfit=10.0, max_interval=100.0)
+LENIENT = Limits(min_samples=1, max_uncertainty=10.0, max_misfit=10.0, max_interval=1e9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,8 +209,7 @@ class PullCosts:
             return
         token_bytes = self._bytes_per_token(endpoint, terms.pull_seed)
         size = (report.received_tokens or report.asked_tokens) * token_bytes
-        ms = self._pull_ms(record, computing, report, terms.recompute_seed, now_s)
-        ms /= 1 + source.load.pulls_served
+        ms = report.duration_ms / (1 + source.load.pulls_served)  # the first token also waits for others
         self._keep(source, pair, size, ms, _instances(source, computing), now_s)
 
     def _keep(
@@ -236,25 +235,6 @@ class PullCosts:
             self._sessions.set(pair, _Session(instances))
         self._pairs.use(pair).add(size, ms, now_s)
         self._classes.use(path_class).add(size, ms, now_s)
-
-    def _pull_ms(
-        self,
-        record: DecisionRecord,
-        computing: Candidate,
-        report: PullReport,
-        seed: RecomputeCurve | None,
-        now_s: float,
-    ) -> float:
-        """What the engine said, or what the first token was late by where that is known and more: it contains
-        the way from the CPU tier to the device."""
-        timed = _undisturbed(record, computing)
-        if timed is None:
-            return report.duration_ms
-        ttft_ms, cached, computed = timed
-        rest = self._estimate_computing(computing.endpoint.id, computed, cached, seed, now_s)
-        if rest is None or not rest[0].sure:
-            return report.duration_ms
-        return max(report.duration_ms, ttft_ms - rest[0].line.at_ms(rest[1]))
 
 
 def _computing_line() -> LearnedLine:
