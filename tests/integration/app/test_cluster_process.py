@@ -147,6 +147,8 @@ async def test_no_api_server_is_a_sentence_and_status_2(tmp_path: Path) -> None:
             str(tmp_path / "config.yaml"),
             "--pool-name",
             "llama",
+            "--tokenizer",
+            str(ROOT / "config" / "tokenizer"),
         ),
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]},

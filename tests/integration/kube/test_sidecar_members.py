@@ -37,7 +37,7 @@ async def sidecar_in_pool(
     host = own_host()
     argv = ["--listen-host", host, "--port", str(PORT), "--model-server-host", engine.host]
     argv += ["--model-server-port", str(engine.port), "--kv-connector", "offloading"]
-    argv += ["--inference-pool", "default/llama", "--p2p-connector-port", "7700"]
+    argv += ["--inference-pool", "default/llama", "--p2p-connector-port", "7700", "--secure-proxy=false"]
     async with Sidecar(parse_config(argv, {})) as sidecar, aiohttp.ClientSession() as session:
         yield Rig(sidecar, host, session, folder / "unused")
 
