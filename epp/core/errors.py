@@ -27,12 +27,5 @@ class BadRequest(PickerError):
     reason = "bad-request"
 
 
-class PayloadTooLarge(PickerError):
-    """The body is over the configured limit."""
-
-    status = 413
-    reason = "payload-too-large"
-
-
 class ConfigError(ValueError):
     """A configuration that must not start; the message names the path and what is allowed."""
