@@ -5,6 +5,7 @@ The package is the source tree behind a link, with the entry points that `pyproj
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -87,7 +88,7 @@ def arguments(
     if transfer is not None:
         options["--kv-transfer-config"] = json.dumps(transfer)
     command = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), "--enforce-eager"]
-    command += ["--enable-prefix-caching", *more]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", *more]
     return command + [word for option in options.items() for word in option]
 
 
@@ -162,6 +163,11 @@ class PullEngine:
             if sample.split("{")[0] == name and all(one in sample for one in wanted)
         )
 
+    def info(self) -> dict[str, str]:
+        """Labels of `kvpull_engine_info`."""
+        (sample,) = (sample for sample in self.metrics() if sample.startswith("kvpull_engine_info{"))
+        return dict(re.findall(r'(\w+)="([^"]*)"', sample))
+
     def clear_device(self) -> None:
         """Empty the device cache; the CPU tier keeps what it has."""
         post(f"{self.url}/reset_prefix_cache", None, 60.0)
@@ -171,6 +177,32 @@ class PullEngine:
         content = _tier_file(self.process.pid).read_bytes()
         rows = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
         return {row for row in rows if row.strip(b"\0")}
+
+
+@contextlib.contextmanager
+def start_engines(
+    model: Path,
+    root: Path,
+    site: Path,
+    key_file: Path | None,
+    tiers: Mapping[str, Mapping[str, Any] | None],
+) -> Iterator[dict[str, PullEngine]]:
+    """Start engines at the same time, by name; settings None: an engine without a CPU tier."""
+    engines = {}
+    try:
+        for name, settings in tiers.items():
+            port, p2p_port = processes.free_ports(2)
+            transfer = None if settings is None else connector_config(p2p_port, key_file, **settings)
+            process = processes.Process(
+                arguments(model, port, transfer), root / f"log-{name}", environment(site)
+            )
+            engines[name] = PullEngine(name, f"http://127.0.0.1:{port}", p2p_port, process)
+        for engine in engines.values():
+            engine.process.wait_ready([f"{engine.url}/health"])
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.process.stop()
 
 
 def source_params(host: str, port: int, kv_request_id: str = "test") -> dict[str, Any]:
