@@ -108,7 +108,19 @@ def consumer(pair: tuple[PullEngine, PullEngine]) -> PullEngine:
 @pytest.fixture(scope="session")
 def reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
     """What the consumer reports of its pulls."""
-    pair[1].complete([7] * 4)  # vLLM tells figures with its steps only
-    subscriber = Reports(int(pair[1].info()["reports_port"]))
-    yield subscriber
-    subscriber.close()
+    yield from _reports(pair[1])
+
+
+@pytest.fixture(scope="session")
+def source_reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
+    """What the source reports, where it is the one who asks."""
+    yield from _reports(pair[0])
+
+
+def _reports(engine: PullEngine) -> Iterator[Reports]:
+    engine.complete([7] * 4)  # vLLM tells figures with its steps only
+    subscriber = Reports(int(engine.info()["reports_port"]))
+    try:
+        yield subscriber
+    finally:
+        subscriber.close()

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import re
+import threading
+import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,8 @@ BLOCK_BYTES: Final = BLOCK_TOKENS * BYTES_A_TOKEN
 TIER_BYTES: Final = 48 << 20
 KEY: Final = b"a-pool-key-of-thirty-two-bytes-!"
 ANSWER_TOKENS: Final = 8
+WAIT_S: Final = 120.0
+POLL_S: Final = 0.1
 
 
 def make_site(root: Path) -> Path:
@@ -243,6 +247,24 @@ def processes_of(group: int) -> list[int]:
             except ProcessLookupError:
                 continue
     return found
+
+
+def mover_of(engine: PullEngine) -> int:
+    """The process that has this engine's NIXL agent."""
+    for pid in processes_of(engine.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"engine_plugin.transport.mover" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    raise AssertionError(f"engine {engine.name} has no mover")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Raises `TimeoutError` when `holds` does not come true."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {WAIT_S:.0f} s")
+        threading.Event().wait(POLL_S)
 
 
 def _tier_file(group: int) -> Path:
