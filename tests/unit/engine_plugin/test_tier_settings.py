@@ -6,11 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_plugin.transport import Limits
 from engine_plugin.vllm.tier_config import TierConfig, TierConfigError
 from engine_plugin.vllm.transfer_params import Source, TransferParams, parse_transfer_params
 
+KEYS = [
+    "remote_kv_source",
+    "remote_prefiller",
+    "remote_decoder",
+    "kv_request_id",
+    "remote_host",
+    "remote_port",
+]
 HERE = {"kv_request_id": "id", "remote_host": "10.0.0.1", "remote_port": 7777}
 
 
@@ -100,7 +110,22 @@ SOURCE = Source("id", ("10.0.0.1", 7777), handed_over=False)
         ({"remote_kv_source": HERE | {"kv_request_id": "a\nb"}}, TransferParams(malformed=True)),
         ({"remote_kv_source": HERE | {"kv_request_id": "a" * 129}}, TransferParams(malformed=True)),
         ({"remote_decoder": {}}, TransferParams(malformed=True)),
+        ({"remote_decoder": []}, TransferParams(malformed=True)),
+        ({"remote_kv_source": "yes"}, TransferParams(malformed=True)),
     ],
 )
 def test_transfer_params(params: Any, meant: TransferParams) -> None:
     assert parse_transfer_params(params) == meant
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_no_parameters_stop_the_engine(params: Any) -> None:
+    """An exception here would end vLLM's scheduler and with it the engine."""
+    parse_transfer_params(params)
