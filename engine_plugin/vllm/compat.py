@@ -139,6 +139,14 @@ def replace_policy(primary: Any, policy: Any) -> None:
     primary._policy = policy
 
 
+def insert_chunk(policy: Any, key: bytes, chunk: Any, req_context: Any) -> None:
+    """Put a chunk into a cache policy; vLLM 0.33 wants to know for which request."""
+    if "req_context" in inspect.signature(policy.insert).parameters:
+        policy.insert(key, chunk, req_context)
+    else:
+        policy.insert(key, chunk)
+
+
 def disown_region_file(region: Any) -> None:
     """A region whose file has been unlinked must not try again when it is closed."""
     region._creator = False

@@ -82,6 +82,8 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
                     connection, _ = server.accept()
                     held.append(connection)
                     serve(connection)
+            for connection in held:
+                connection.close()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
