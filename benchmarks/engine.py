@@ -3,8 +3,8 @@
 Needs .venv-vllm (`make test-engine` makes it). All engines run the same random model (6 KiB of KV a token)
 on one machine, one pair at a time: ours, then vLLM's built-in p2p tier behind the same offloading spec. For
 each fresh prefix the source computes it (that is the recompute), then the other engine pulls it; the first
-pull of a pair connects it. Idle: CPU time of all processes of an engine that nobody asks anything, against one
-without a CPU tier.
+pull of a pair connects it. Idle: CPU time of all processes of an engine that nobody asks anything, against
+one without a CPU tier.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
 from engine_plugin.vllm import compat
@@ -63,7 +64,10 @@ class GuardedPolicy(CachePolicy):
         self._inner.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
 
     def evict(self, n: int, protected: set[Any]) -> list[tuple[Any, Any]] | None:
-        """As the inner policy, but what peers are reading stays."""
+        """As the inner policy, but what peers are reading stays, and what they have read counts as used."""
+        served = [key for key in self._index.take_served() if key in self._index]
+        if served:
+            self._inner.touch(served, ReqContext(req_id="kvpull-served"))
         with self._index.evicting() as (pinned, gone):
             spared: Any = EitherSet(protected, pinned) if pinned else protected
             evicted: list[tuple[Any, Any]] | None = self._inner.evict(n, spared)

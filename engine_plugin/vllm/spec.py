@@ -33,7 +33,7 @@ class PullOffloadingSpec(TieringOffloadingSpec):
             manager.complete_store = _in_prefix_order(manager.complete_store)
             for tier in manager.secondary_tiers:
                 if isinstance(tier, PullTier):
-                    tier.attach(manager.primary_tier)
+                    tier.attach(manager.primary_tier, compat.find_waker())
             _unlink(compat.region_of(self))
         return self._manager
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -80,6 +80,8 @@ class PullTier(SecondaryTierManager):
         self._pulls: dict[str, RequestPull] = {}
         self._jobs: set[int] = set()
         self._results: list[JobResult] = []
+        self._figures_due = False
+        self._wake: Callable[[], None] | None = None
         slots = offloading_spec.num_chunks
         instance = new_instance()
         region = compat.region_of(offloading_spec)
@@ -92,11 +94,13 @@ class PullTier(SecondaryTierManager):
             tier=self._tier,
             find_identity=lambda: engine_identity(offloading_spec, config, self.block_size_bytes, instance),
             block_tokens=tier_tokens(offloading_spec),
+            on_figures=self._tell_figures,
         )
         self._metrics = TierMetrics(config, self._service, self._index, slots)
 
-    def attach(self, primary: Any) -> None:
-        """Watch vLLM's CPU tier; before its first use."""
+    def attach(self, primary: Any, wake: Callable[[], None] | None = None) -> None:
+        """Watch vLLM's CPU tier; before its first use. `wake` makes an idle engine take a step."""
+        self._wake = wake
         self._primary = primary
         self._policy = GuardedPolicy(compat.policy_of(primary), self._index)
         compat.replace_policy(primary, self._policy)
@@ -208,6 +212,7 @@ class PullTier(SecondaryTierManager):
 
     # --- the step -------------------------------------------------------------------------------
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._figures_due = False  # this step tells them
         for pull in list(self._pulls.values()):
             if pull.wants_to_ask:
                 self._service.ask(pull, pull.ask())
@@ -221,8 +226,15 @@ class PullTier(SecondaryTierManager):
                 self._service.report(local)
 
     def has_pending_work(self) -> bool:
-        """Peers are served without steps; our own jobs keep vLLM stepping by being its jobs."""
-        return bool(self._results)
+        """Peers are served without steps, and our own jobs keep vLLM stepping by being its jobs. One step
+        tells new figures."""
+        return self._figures_due or bool(self._results)
+
+    def _tell_figures(self) -> None:
+        """On the service's thread."""
+        if self._wake is not None:
+            self._figures_due = True
+            self._wake()
 
     def drain_jobs(self) -> None:
         """Until no fetch is under way and no peer can write into our slots: bounded by the pulls' deadlines

@@ -83,6 +83,19 @@ def what_a_peer_is_reading_is_not_evicted() -> None:
         assert source.store(keys_of(9000, 32)) == 32
 
 
+def what_a_peer_has_read_counts_as_used() -> None:
+    with nodes({"blocks": 16}) as (source, consumer):
+        old, young = keys_of(0, 8), keys_of(100, 8)
+        source.store(old)
+        source.store(young)
+        context = consumer.request(source.pull_params(), old)
+        assert consumer.found(context, old) == 8
+        until(lambda: source.index.leases == 0)
+        assert source.store(keys_of(200, 8)) == 8
+        assert all(key in source.index for key in old)
+        assert not any(key in source.index for key in young)
+
+
 def slots_that_a_peer_may_still_write_into_are_set_aside() -> None:
     """The source's mover freezes in the middle, so nobody knows what it will still write; the consumer gives
     up, computes, and gets its slots back in time."""
@@ -233,6 +246,7 @@ CASES: tuple[Callable[[], None], ...] = (
     a_request_without_a_source_finds_nothing,
     stored_events_name_parents_first,
     what_a_peer_is_reading_is_not_evicted,
+    what_a_peer_has_read_counts_as_used,
     slots_that_a_peer_may_still_write_into_are_set_aside,
     a_reset_waits_for_what_may_still_be_written,
     a_reset_of_the_source_voids_leases,
