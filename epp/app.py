@@ -31,17 +31,19 @@ from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
 from epp.extproc.server import ExtProcServer
 from epp.kvevents.packed_codec import choose_decoder
+from epp.leases.choice import HighAvailability
 from epp.membership import Membership
 from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
-from epp.settings import check_ready_fd, ledger_file, replica_settings, server_settings
+from epp.settings import check_ready_fd, ha_mode, ledger_file, replica_settings, server_settings
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.pull_metrics import PullMetrics
+from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
@@ -138,20 +140,32 @@ class _App:
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
         )
+        self._ha = HighAvailability(
+            ha_mode(arguments),
+            arguments.ha_lease_name,
+            self._picker.sources.set_share,
+            namespace=arguments.pool_namespace,
+        )
+        self._leaving: asyncio.Task[None] | None = None
         self._server = ExtProcServer(
-            self._director, ready=self._inputs.ready, settings=server_settings(arguments)
+            self._director,
+            ready=lambda: self._inputs.ready() and self._ha.ready(),
+            settings=server_settings(arguments),
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
-        self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
+        self._registry.register(
+            WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
+        )
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
         )
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SnapshotCollector(replicas.facts))
+        self._registry.register(ReplicaCollector(lambda: self._ha.facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
 
@@ -182,8 +196,9 @@ class _App:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._server.request_stop)
+            loop.add_signal_handler(number, self._request_stop)
         await self._inputs.open()
+        await self._ha.open()
         web_runner = await self._start_debug()
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
@@ -195,14 +210,23 @@ class _App:
             await asyncio.gather(*background, return_exceptions=True)
             expiry.cancel()
             await self._ledger.aclose()
+            if self._leaving is not None:
+                await self._leaving
+            await self._ha.close()
             await self._inputs.close()
             await web_runner.cleanup()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
         log.info("stopped")
 
+    def _request_stop(self) -> None:
+        """Drain; where another replica waits to lead, let it."""
+        self._server.request_stop()
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._ha.on_drain())
+
     def _background(self) -> list[Awaitable[None]]:
-        running = [*self._membership.running(), self._inputs.run(), self._ledger.run()]
+        running = [*self._membership.running(), self._inputs.run(), self._ledger.run(), self._ha.run()]
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
         return running

@@ -88,6 +88,13 @@ def file_count(text: str) -> int:
     return int(text)
 
 
+def lease_name(text: str) -> str:
+    """A name of a Lease, with room for a pod's behind it."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a Lease (a-z, 0-9, -, at most 63)")
+    return text
+
+
 def boolean(text: str) -> bool:
     """true or false, as Go flags are written (case S-G07: false must mean false)."""
     if text.lower() not in ("true", "false"):
@@ -131,6 +138,7 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
     )
     _add_snapshots(epp)
+    _add_replicas(epp)
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--refresh-metrics-interval", type=duration_s, default=0.05, metavar="DURATION")
@@ -195,6 +203,25 @@ def _serve(arguments: argparse.Namespace) -> int:
     from epp.app import serve  # gRPC and protobuf take 0.4 s to import; --help need not
 
     return serve(arguments)
+
+
+def _add_replicas(epp: argparse.ArgumentParser) -> None:
+    """Several replicas: what they agree on by Leases (POD_NAME names this one)."""
+    epp.add_argument(
+        "--ha-mode",
+        choices=["none", "active-active", "active-passive"],
+        help="of several replicas: all serve and share the pull limits, or one does and the others wait",
+    )
+    epp.add_argument(
+        "--ha-enable-leader-election",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="the same as --ha-mode active-passive",
+    )
+    epp.add_argument("--ha-lease-name", type=lease_name, default="kvpull-epp", metavar="NAME")
 
 
 def _add_snapshots(epp: argparse.ArgumentParser) -> None:
