@@ -173,6 +173,11 @@ def _add_inputs(epp: argparse.ArgumentParser) -> None:
         "--pool-name", help="InferencePool whose pods are the endpoints (unless a file gives them)"
     )
     epp.add_argument("--pool-namespace", help="of the pool and of what belongs to it; absent: the pod's own")
+    epp.add_argument(
+        "--objectives-group",
+        default="llm-d.ai",
+        help="API group of InferenceObjective and InferenceModelRewrite; empty: neither is watched",
+    )
     epp.add_argument("--pool-group", default="inference.networking.k8s.io", help="API group of the pool")
     epp.add_argument(
         "--endpoint-selector",
