@@ -170,7 +170,9 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, A
                     f"added p50 {found.added_p50_ms:.2f} ms, CPU {found.cpu_ms:.2f} ms a request"
                 )
     missed = [name for name, most in TARGETS.items() if result[name] > most]
-    return {name: round(value, 3) for name, value in result.items()} | {"missed": missed, "endpoints": arguments.endpoints, "load_average": os.getloadavg()[0]}
+    rounded = {name: round(value, 3) for name, value in result.items()}
+    more = {"missed": missed, "endpoints": arguments.endpoints, "load_average": os.getloadavg()[0]}
+    return rounded | more
 
 
 def main() -> None:
