@@ -1,9 +1,9 @@
-"""Make `values.schema.json` and `README.md` of the chart from its `values.yaml`, the one place where a value is
-described: `python -m deploy.helm.describe`.
+"""Make `values.schema.json` and `README.md` of the chart from its `values.yaml`, the one place where a value
+is described: `python -m deploy.helm.describe`.
 
-The comment above a key is its description; what follows ` @ ` in it is JSON schema, as YAML. Without that the
-schema follows from the default. `@ FLAGS` stands for the flags of the picker, `@ SIDECAR_FLAGS` for those of the
-sidecar, as their own parsers know them. A key that is not described there is refused by helm.
+The comment above a key is its description; what follows ` @ ` in it is JSON schema, as YAML. Without that
+the schema follows from the default. `@ FLAGS` stands for the flags of the picker, `@ SIDECAR_FLAGS` for
+those of the sidecar, as their own parsers know them. A key that is not described there is refused by helm.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 _HEAD = """\
 # Chart kvpull
 
-Made from `values.yaml` by `python -m deploy.helm.describe`; do not edit. How to install: `docs/install.md`. What the values of
-llm-d-router's charts are called here: `docs/migration.md`. Who may do what: `docs/security.md`.
+Made from `values.yaml` by `python -m deploy.helm.describe`; do not edit. How to install: `docs/install.md`.
+What the values of llm-d-router's charts are called here: `docs/migration.md`. Who may do what:
+`docs/security.md`.
 
-The one value without which nothing is rendered is `router.modelServers.matchLabels`. A name that is not in this table is refused.
+The one value without which nothing is rendered is `router.modelServers.matchLabels`. A name that is not in
+this table is refused.
 
 | value | default | |
 |---|---|---|

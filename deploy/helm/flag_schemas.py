@@ -1,5 +1,6 @@
-"""JSON schemas of the flags that `router.epp.flags` and `engine.sidecar.flags` may name: those of the real parsers but
-for the ones that the chart sets by values of their own. So a misspelt flag ends `helm install`, not the pod.
+"""JSON schemas of the flags that `router.epp.flags` and `engine.sidecar.flags` may name: those of the real
+parsers but for the ones that the chart sets by values of their own. So a misspelt flag ends `helm install`,
+not the pod.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from typing import Any, Final
 from epp import cli
 from sidecar import flags as sidecar_flags
 
-# set by other values, or (help, ready-fd, listen-host, files of hosts) without meaning in a pod
-EPP_SET: Final = frozenset(
-    "config-file pool-name pool-namespace pool-group endpoint-selector endpoint-target-ports thresholds-configmap "
-    "tokenizer grpc-port grpc-health-port metrics-port debug-token-file routing-key-file salt-key-file "
-    "secure-serving cert-path snapshot-port sibling sibling-tls-path sibling-server-name snapshot-timeout "
-    "drain-timeout lame-duck log-level help ready-fd".split()
-)
-SIDECAR_SET: Final = frozenset(
-    "port model-server-port vllm-port data-parallel-size kv-connector enable-p2p-pull p2p-connector-port "
-    "inference-pool pool-group enable-ssrf-protection routing-key-file secure-proxy metrics-port "
-    "pod-ip rank help ready-fd configuration configuration-file".split()
-)
+# set by other values, or without meaning in a pod
+_EPP_SET: Final = """
+config-file pool-name pool-namespace pool-group endpoint-selector endpoint-target-ports
+thresholds-configmap tokenizer grpc-port grpc-health-port metrics-port debug-token-file routing-key-file
+salt-key-file secure-serving cert-path snapshot-port sibling sibling-tls-path sibling-server-name
+snapshot-timeout drain-timeout lame-duck log-level help ready-fd
+"""
+_SIDECAR_SET: Final = """
+port model-server-port vllm-port data-parallel-size kv-connector enable-p2p-pull p2p-connector-port
+inference-pool pool-group enable-ssrf-protection routing-key-file secure-proxy metrics-port
+pod-ip rank help ready-fd configuration configuration-file
+"""
+EPP_SET: Final = frozenset(_EPP_SET.split())
+SIDECAR_SET: Final = frozenset(_SIDECAR_SET.split())
 _SCALAR: Final = {"type": ["string", "number", "boolean"]}
 _BOOLEAN: Final = {"enum": [True, False, "true", "false"]}
 _PORT: Final = {"type": "integer", "minimum": 0, "maximum": 65535}
