@@ -158,7 +158,15 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         help="unready but still accepting",
     )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
-    epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
+    epp.add_argument(
+        "--allow-experimental-plugins",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="accepted; not required",
+    )
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
     epp.set_defaults(run=_serve)
