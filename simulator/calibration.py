@@ -1,7 +1,7 @@
-"""Models from committed inputs: crossover tables are fitted, the rest is published or assumed, and says so.
+"""Models from committed inputs: crossover tables are fitted, the rest is published or assumed, as it says.
 
-Only crossover tables (one pair of endpoints, one request) are ever fitted. No fleet table is read here, so what
-the fleets do is a prediction. Every value keeps its origin for the reports.
+Only crossover tables (one pair of endpoints, one request) are ever fitted. No fleet table is read here, so
+what the fleets do is a prediction. Every value keeps its origin for the reports.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from epp.core.errors import ConfigError
 from epp.engine_model.profile import MAX_NETWORK_BYTES_PER_S, ModelProfile, TransferTiming
 from epp.engine_model.timing import EngineTiming, PrefillChunk
 
@@ -56,11 +57,22 @@ def model_names() -> list[str]:
 
 @lru_cache(maxsize=16)
 def load_model(name: str) -> CalibratedModel:
-    """Raises KeyError for a model without a file."""
-    path = DATA / "models" / f"{name}.json"
+    """A committed model, or a file of the same form by its path.
+
+    Raises:
+        ConfigError: there is none, or it lacks something.
+    """
+    path = Path(name) if name.endswith(".json") else DATA / "models" / f"{name}.json"
     if not path.exists():
-        raise KeyError(f"no model {name!r}; there are {', '.join(model_names())}")
-    raw = json.loads(path.read_text())
+        raise ConfigError(f"no model {name!r}; there are {', '.join(model_names())}, or give a .json file")
+    try:
+        return read_model(json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def read_model(raw: Mapping[str, Any]) -> CalibratedModel:
+    """From the parsed file: what it does not give is fitted to its crossover points."""
     crossover = raw["crossover"]
     points = tuple(CrossoverPoint(*row) for row in crossover["points"]) if crossover else ()
     given = {n: Value(n, **v) for part in ("timing", "transfer") for n, v in raw[part].items()}
@@ -72,7 +84,7 @@ def load_model(name: str) -> CalibratedModel:
         given |= {n: Value(n, v, FITTED, crossover["source"]) for n, v in fitted.items()}
         pull = fit_pull(points, _timing(given), kv.value)
         given |= {n: Value(n, v, FITTED, crossover["source"]) for n, v in pull.items()}
-    profile = ModelProfile(name, kv.value, _timing(given), _transfer(given), int(raw["devices"]))
+    profile = ModelProfile(raw["name"], kv.value, _timing(given), _transfer(given), int(raw["devices"]))
     return CalibratedModel(profile, (kv, *given.values()), points, crossover["source"] if crossover else "")
 
 

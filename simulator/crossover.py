@@ -1,7 +1,7 @@
 """The crossover table through the whole engine model: one warmed pair, one request at a time.
 
-As it was published: a fresh prefix is seeded on one endpoint, then the same prompt runs on a cold one, once with
-the first as its source and once without. In-sample: this is what the fit was made from.
+As it was published: a fresh prefix is seeded on one endpoint, then the same prompt runs on a cold one, once
+with the first as its source and once without. In-sample: this is what the fit was made from.
 """
 
 from __future__ import annotations

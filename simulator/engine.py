@@ -209,7 +209,7 @@ class SimulatedEngine:
         self._stored(CacheTier.DEVICE, request, first, fresh)
 
     def store_in_cpu(self, request: EngineRequest, first: int, until_block: int) -> int:
-        """Write blocks of a request through to the CPU tier, as many as there is room for; how many are new."""
+        """Write blocks of a request through to the CPU tier, as far as there is room; how many are new."""
         cpu, names = self.cache.cpu, request.content.names
         missing = [i for i in range(first, until_block) if names[i] not in cpu]
         if not missing:

@@ -214,7 +214,7 @@ def load_policy(name: str) -> EppConfig:
 def varied_profile(profile: ModelProfile, changes: Mapping[str, float]) -> ModelProfile:
     """A profile with other values of its timing or transfer."""
     transfer = {n: v for n, v in changes.items() if n in type(profile.transfer).__slots__}
-    timing = {n: v for n, v in changes.items() if n in type(profile.timing).__slots__}
+    timing: dict[str, Any] = {n: v for n, v in changes.items() if n in type(profile.timing).__slots__}
     if unknown := changes.keys() - transfer.keys() - timing.keys():
         raise ConfigError(f"a model has no {', '.join(sorted(unknown))}")
     return replace(

@@ -44,14 +44,14 @@ class FleetShape:
     """A fleet, and how late the picker learns things."""
 
     engines: int
-    shape: EngineShape = EngineShape()
+    shape: EngineShape = field(default_factory=EngineShape)
     roles: Mapping[str, int] = field(default_factory=dict)  # role -> engines; empty: no roles
     link_bytes_per_s: float = 50e9
     scrape_s: float = 0.05
     event_delay_s: float = 0.1
     gateway_s: float = 0.15  # client to engine: gateway, tokeniser, picker, sidecar
     warm_sessions: bool = True
-    limits: PullLimits = PullLimits()
+    limits: PullLimits = field(default_factory=PullLimits)
 
 
 @dataclass(slots=True)
@@ -375,5 +375,3 @@ def _info(name: str, p2p_address: str, block_tokens: int) -> EngineInfo:
         protocol="1",
         p2p_addr=p2p_address,
     )
-
-

@@ -56,7 +56,7 @@ class EngineRequest:
     output_tokens: int
     on_first_token: Callable[[EngineRequest], None]
     on_end: Callable[[EngineRequest, bool], None]  # True: complete
-    on_pull_end: Callable[[EngineRequest, str, int, float], None] | None = None
+    on_pull_end: Callable[[EngineRequest, str, int, int], None] | None = None
     source: SimulatedEngine | None = None
     handed_over: bool = False  # the source is the prefill leg: no pull of the picker's
     decision: SchedulingDecision | None = None

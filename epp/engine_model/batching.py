@@ -53,8 +53,8 @@ def plan_step(running: Iterable[S], budget_tokens: int) -> Iterator[Portion[S]]:
 
 
 def has_budget_left(running: Iterable[Sequence], budget_tokens: int) -> bool:
-    """Whether a step would leave budget after all that runs. vLLM looks at its waiting queue only then: behind
-    a long prefill a request stays *waiting*, its pull not begun."""
+    """Whether a step would leave budget after all that runs. vLLM looks at its waiting queue only then:
+    behind a long prefill a request stays *waiting*, its pull not begun."""
     wanted = 0
     for request in running:
         wanted += max(1, request.prompt_tokens - request.computed)

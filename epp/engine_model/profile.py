@@ -52,4 +52,6 @@ class ModelProfile:
         )
         for what, value, most in rates:
             if value > most:
-                raise ImpossibleProfile(f"{self.name}: {what} is {value:.3g}, above the hardware's {most:.3g}")
+                raise ImpossibleProfile(
+                    f"{self.name}: {what} is {value:.3g}, above the hardware's {most:.3g}"
+                )
