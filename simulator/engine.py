@@ -141,7 +141,8 @@ class SimulatedEngine:
         names = request.content.names[: (request.prompt_tokens - 1) // size]  # one token is always computed
         local = cache.match(names)
         cache.device.pin(local.device_slots)
-        reserved = math.ceil((request.prompt_tokens + request.output_tokens) / size)
+        # the last token of an answer is never computed
+        reserved = math.ceil((request.prompt_tokens + request.output_tokens - 1) / size)
         allocation = cache.device.allocate(reserved - len(local.device_slots))
         if allocation is None:
             cache.device.unpin(local.device_slots)
