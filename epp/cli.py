@@ -11,6 +11,7 @@ from pathlib import Path
 from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
 from sidecar.durations import duration_flag_s
+from simulator.commands import add_arguments as add_simulate_arguments
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,316}")
 
@@ -100,6 +101,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
     add_commands(commands)
+    add_simulate_arguments(
+        commands.add_parser(
+            "simulate", help="would pulls pay: a configuration, a trace, modelled engines"
+        )
+    )
     return top
 
 
