@@ -105,6 +105,8 @@ def _satisfy(
     elif providers:
         wiring.edges.append(Edge(consumer.name, need.data, providers[0].name, "only one"))
         return []
+    elif need.optional:
+        return []
     if need.data is Data.METRICS and not inject_defaults:
         raise ConfigError(
             f"{origin}: {consumer.name} needs {need.data.value}, dataLayer.injectDefaults is false and no "

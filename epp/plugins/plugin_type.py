@@ -54,11 +54,12 @@ PLACED: PrefixReader = attrgetter("placed")
 @dataclass(frozen=True, slots=True)
 class Need:
     """`parameter` names the producer, where the type has such a parameter; `when` says whether these
-    parameters need it at all."""
+    parameters need it at all; `optional`: it is read where it is there, and never added."""
 
     data: Data
     parameter: str | None = None
     when: Callable[[Any], bool] = lambda _parameters: True
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

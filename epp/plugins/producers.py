@@ -221,6 +221,7 @@ ROWS = (
         "precise-prefix-cache-producer",
         Kind.PRODUCER,
         PrecisePrefixCacheProducerParameters,
+        needs=(Need(Data.TOKENS, optional=True),),  # else --tokenizer
         provides=Data.PREFIX_MATCH,
         ignored={
             "token_processor_config": _LEARNED,
@@ -241,7 +242,13 @@ ROWS = (
         provides=Data.PREFIX_MATCH,
         ignored={"auto_tune": "blockSizeTokens (at least 64) and lruCapacityPerServer are taken as written"},
     ),
-    PluginType("p2p-source-producer", Kind.PRODUCER, P2PSourceProducerParameters, needs=(PREFIX_NEED,)),
+    PluginType(
+        "p2p-source-producer",
+        Kind.PRODUCER,
+        P2PSourceProducerParameters,
+        needs=(PREFIX_NEED,),
+        ignored={"prefill_profile_name": "a source is named for wherever the prompt is computed"},
+    ),
     PluginType("token-producer", Kind.PRODUCER, TokenProducerParameters, provides=Data.TOKENS),
     PluginType(
         "inflight-load-producer",
