@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -10,34 +9,27 @@ from typing import cast
 from epp.config.document import BandEntry, Document, FlowControl
 from epp.config.instances import Configured, Instance, default_plugin, resolve
 from epp.core.errors import ConfigError
-from epp.core.flow_queue import BandSettings, Fairness, FlowLimits, OrderingPolicy
+from epp.core.flow.bands import NO_LIMIT, BandSettings, Fairness, FlowSettings, Ordering
 from epp.core.plugin import SaturationDetector
-from epp.plugins.flow_policies import DEFAULT_FAIRNESS, DEFAULT_ORDERING, StaticUsageLimitParameters
+from epp.plugins.flow_policies import (
+    DEFAULT_FAIRNESS,
+    DEFAULT_ORDERING,
+    ProgramAwareParameters,
+    StaticUsageLimitParameters,
+)
 from epp.plugins.registry import Kind
 
 DEFAULT_DETECTOR = "utilization-detector"
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSettings:
-    """What the queues in front of the scheduler are made of. Times inf: for ever."""
-
-    bands: Mapping[int, BandSettings]
-    default: BandSettings
-    default_negative: BandSettings
-    limits: FlowLimits
-    ttl_s: float
-    no_endpoint_ttl_s: float
-    usage_limit: float = 1.0  # saturation up to which requests are sent
-
-
-@dataclass(frozen=True, slots=True)
 class Admission:
     """How much may be sent. `flow` None: nothing waits; at saturation, requests of a priority below 0 are
-    refused."""
+    refused. The pool is full when what `detector` says reaches `usage_limit`."""
 
     detector: SaturationDetector
     flow: FlowSettings | None = None
+    usage_limit: float = 1.0
 
 
 def flow_defaults(document: Document, plugins: Mapping[str, Configured], gate: bool) -> dict[str, Configured]:
@@ -71,8 +63,13 @@ def build_admission(
         return None
     name = document.detector_ref or DEFAULT_DETECTOR
     detector = _of_kind(name, Kind.DETECTOR, instances, f"{where}.saturationDetector")
-    flow = _flow(document.flow_control or FlowControl(), instances, where)
-    return Admission(cast(SaturationDetector, detector.object), flow if gate else None)
+    flow = document.flow_control or FlowControl()
+    settings = _flow(flow, instances, where)
+    return Admission(
+        cast(SaturationDetector, detector.object),
+        settings if gate else None,
+        _usage_limit(flow, instances, where),
+    )
 
 
 def _flow(flow: FlowControl, instances: Mapping[str, Instance], where: str) -> FlowSettings:
@@ -89,36 +86,41 @@ def _flow(flow: FlowControl, instances: Mapping[str, Instance], where: str) -> F
         bands[entry.priority] = _band(entry, instances, path)
     default = _band(flow.default_priority_band, instances, f"{where}.defaultPriorityBand")
     negative = flow.default_negative_priority_band
-    ttl_s = flow.default_request_ttl or math.inf
     absent_s = flow.no_endpoint_request_ttl
     return FlowSettings(
-        bands=bands,
-        default=default,
-        default_negative=_band(negative, instances, f"{where}.defaultNegativePriorityBand")
+        max_bytes=NO_LIMIT if flow.max_bytes is None else flow.max_bytes,
+        max_requests=NO_LIMIT if flow.max_requests is None else flow.max_requests,
+        ttl_s=flow.default_request_ttl or None,
+        no_endpoint_ttl_s=(flow.default_request_ttl if absent_s is None else absent_s) or None,
+        default_band=default,
+        default_negative_band=_band(negative, instances, f"{where}.defaultNegativePriorityBand")
         if negative
         else default,
-        limits=FlowLimits(flow.max_bytes, flow.max_requests),
-        ttl_s=ttl_s,
-        no_endpoint_ttl_s=ttl_s if absent_s is None else absent_s or math.inf,
-        usage_limit=_usage_limit(flow, instances, where),
+        bands=bands,
     )
 
 
 def _band(entry: BandEntry, instances: Mapping[str, Instance], where: str) -> BandSettings:
     fairness = _policy(entry.fairness_policy_ref, DEFAULT_FAIRNESS, Kind.FAIRNESS, instances, where)
     ordering = _policy(entry.ordering_policy_ref, DEFAULT_ORDERING, Kind.ORDERING, instances, where)
+    program = fairness.parameters if fairness else None
+    known = program if isinstance(program, ProgramAwareParameters) else ProgramAwareParameters()
     return BandSettings(
-        cast(Fairness, fairness), cast(OrderingPolicy, ordering), entry.max_bytes, entry.max_requests
+        entry.max_bytes,
+        entry.max_requests,
+        Fairness(fairness.row.type_name if fairness else DEFAULT_FAIRNESS),
+        Ordering(ordering.row.type_name if ordering else DEFAULT_ORDERING),
+        known.las_half_life_seconds,
     )
 
 
 def _policy(
     ref: str | None, default: str, kind: Kind, instances: Mapping[str, Instance], where: str
-) -> object:
-    """Without the gate the defaults are not there, and nobody asks them anything."""
+) -> Instance | None:
+    """None: the default, which is not there without the gate."""
     if (ref is None or ref == default) and default not in instances:
         return None
-    return _of_kind(ref or default, kind, instances, where).object
+    return _of_kind(ref or default, kind, instances, where)
 
 
 def _usage_limit(flow: FlowControl, instances: Mapping[str, Instance], where: str) -> float:

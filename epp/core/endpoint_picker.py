@@ -247,11 +247,12 @@ class EndpointPicker:
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
 
-    def saturation(self, detector: SaturationDetector, now_s: float) -> float:
-        """How full the pool is. With roles, of the stage that is fuller: a request needs both."""
+    def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
+        """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
+        With roles, of the stage that is fuller: a request needs both."""
         rows = [self._row(endpoint, now_s) for endpoint in self.endpoints if not endpoint.draining]
-        stages = [stage for stage in split_by_role(rows) if stage] or [rows]
-        return max(detector.saturation(stage, now_s) for stage in stages)
+        stages = [stage for stage in split_by_role(rows) if stage]
+        return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""

@@ -42,8 +42,9 @@ class PrefillDecider(Plugin, Protocol):
 
 
 class SaturationDetector(Plugin, Protocol):
-    def saturation(self, candidates: Sequence[Candidate], now_s: float) -> float:
-        """How full the pool is: 1.0 and more means that nothing should be sent."""
+    def saturation(self, candidates: Sequence[Candidate], now_s: float, unbooked: int = 0) -> float:
+        """How full the pool is: 1.0 and more means that nothing should be sent. `unbooked` requests have
+        been let through and are on nobody's books yet."""
         ...
 
 

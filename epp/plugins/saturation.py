@@ -43,13 +43,14 @@ class UtilizationDetector:
     headroom: float = 0.0
     open_when_unknown: bool = True
 
-    def saturation(self, candidates: Sequence[Candidate], now_s: float) -> float:
+    def saturation(self, candidates: Sequence[Candidate], now_s: float, unbooked: int = 0) -> float:
+        """What is on its way counts as waiting, spread over the endpoints."""
         if not candidates:
             return EMPTY_POOL
         mean = mean_of_known(self._level(c, now_s) for c in candidates)
         if mean is None:
             return 0.0 if self.open_when_unknown else 1.0
-        return mean
+        return mean + unbooked / len(candidates) / self.queue_depth
 
     def filter(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Everybody stays where nobody would: a full pool is the detector's to see."""
@@ -98,10 +99,10 @@ class ConcurrencyDetector:
     max_tokens: int = 1_000_000
     headroom: float = 0.0
 
-    def saturation(self, candidates: Sequence[Candidate], now_s: float) -> float:
+    def saturation(self, candidates: Sequence[Candidate], now_s: float, unbooked: int = 0) -> float:
         if not candidates:
             return EMPTY_POOL
-        requests = sum(c.load.requests for c in candidates)
+        requests = unbooked + sum(c.load.requests for c in candidates)
         tokens = sum(c.load.tokens for c in candidates)
         return self._level(requests / len(candidates), tokens / len(candidates))
 

@@ -9,8 +9,8 @@ import pytest
 from epp.config import load_config
 from epp.core.disagg import DisaggProfileHandler
 from epp.core.errors import ConfigError
+from epp.core.flow.bands import BandSettings, Fairness, Ordering
 from epp.plugins.affinity_filter import PrefixCacheAffinityFilter
-from epp.plugins.flow_policies import ProgramAwareFairness
 from epp.plugins.plugin_type import PLACED, TierWeights
 from epp.plugins.registry import NOT_SUPPORTED, PLUGIN_TYPES
 from epp.plugins.saturation import ConcurrencyDetector
@@ -65,10 +65,10 @@ def test_bands_and_limits_arrive() -> None:
     flow = config.admission.flow
     assert flow is not None
     assert (flow.ttl_s, flow.no_endpoint_ttl_s) == (30.0, 5.0)
-    assert (flow.limits.max_bytes, flow.limits.max_requests) == (2 << 30, 10_000)
-    assert isinstance(flow.default.fairness, ProgramAwareFairness)
-    assert flow.default.max_requests == 5_000
-    assert flow.bands[10].max_requests == 100
+    assert (flow.max_bytes, flow.max_requests) == (2 << 30, 10_000)
+    assert flow.default_band == BandSettings(fairness=Fairness.PROGRAM_AWARE, half_life_s=30.0)
+    assert flow.default_negative_band == flow.default_band
+    assert flow.bands == {10: BandSettings(max_requests=100, ordering=Ordering.SLO_DEADLINE)}
     assert config.settings.header_names >= {"x-session-id", "x-claude-code-session-id"}
 
 
