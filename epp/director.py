@@ -19,6 +19,7 @@ from epp.core.errors import PickerError
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
+from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
 from epp.telemetry.metrics import PickerMetrics
 from sidecar import wire as sidecar_wire
@@ -146,6 +147,10 @@ class Director:
             if parsed.prompt is None:
                 reason = parsed.no_prompt or "no_prompt"
             self._metrics.untokenised.labels(reason).inc()
+        headers = {name: ",".join(head.headers.all(name)) for name in self._picker.header_names}
+        pieces = None
+        if token_ids is None and parsed.prompt is not None and self._picker.reads_placements:
+            pieces = prompt_pieces(parsed.prompt)
         return SchedulingRequest(
             request_id=head.request_id,
             model=parsed.model,
@@ -154,6 +159,8 @@ class Director:
             cache_salt=parsed.cache_salt,
             size_bytes=parsed.size_bytes,
             subset=head.subset,
+            pieces=pieces,
+            headers={name: value for name, value in headers.items() if value},
         )
 
     def _warn_no_base_model(self) -> None:
@@ -189,6 +196,7 @@ class Director:
             destination=destination,
             set_headers=headers,
             remove_headers=[name for name in sidecar_wire.ROUTING_HEADERS if name not in headers],
+            response_headers=dict(decision.response_headers),
             token=_InFlight(decision.decision_id, decided_at_s),
         )
 
