@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 # The event loop waits at most this long for a thread that runs Python (chat templates do, for milliseconds)
 SWITCH_INTERVAL_S = 0.001
-# Cycles are rare here (a request leaves a few); looking for them every 700 objects was a tenth of the CPU time
+# Cycles are rare here (a request leaves a few); looking every 700 objects took a tenth of the CPU time
 GC_THRESHOLDS = (10_000, 20, 20)
 
 

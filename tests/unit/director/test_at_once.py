@@ -66,11 +66,23 @@ async def test_the_tokens_are_the_same_either_way() -> None:
     assert first
 
 
-async def test_a_template_that_fails_on_the_spot_costs_the_match_only() -> None:
+class Panic(BaseException):
+    """As the tokenizer's binding raises it: no `Exception`."""
+
+
+@pytest.mark.parametrize("fault", [ValueError, Panic])
+async def test_a_fault_of_the_tokenizer_costs_the_match_only(
+    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = Rig()
-    broken = {"model": BASE, "messages": [{"role": "user"}]}
-    assert isinstance(decide(rig, json.dumps(broken).encode(), "/v1/chat/completions"), Routing)
+
+    def fail(*_: object) -> None:
+        raise fault("a prompt")
+
+    monkeypatch.setattr(rig.tokeniser, "_steps", fail)
+    assert isinstance(decide(rig, json.dumps(SHORT).encode()), Routing)
     assert rig.requests[0].token_ids is None
+    assert rig.tokeniser.counters.outcomes["failed"] == 1
 
 
 async def test_a_refusal_on_the_spot_is_counted() -> None:
