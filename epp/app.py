@@ -30,6 +30,7 @@ from epp.core.index_choice import IndexChoice, choose_index
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
+from epp.extproc.conformance import ConformanceHandler
 from epp.extproc.server import ExtProcServer
 from epp.kvevents.packed_codec import choose_decoder
 from epp.membership import Membership
@@ -143,8 +144,9 @@ class _App:
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
         )
+        conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
         self._server = ExtProcServer(
-            self._director, ready=self._inputs.ready, settings=server_settings(arguments)
+            conforming, ready=self._inputs.ready, settings=server_settings(arguments)
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))

@@ -154,6 +154,13 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument(
         "--lame-duck", type=duration_s, default=5.0, metavar="DURATION", help="unready but still accepting"
     )
+    epp.add_argument(
+        "--conformance-headers",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
+    )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
     epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
     epp.add_argument("--log-level", default="info")
