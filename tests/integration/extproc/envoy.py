@@ -192,7 +192,10 @@ def bootstrap(picker_port: int, hosts: Sequence[str]) -> dict[str, Any]:
         explicit_http_config={"http_protocol_options": {"enable_trailers": True}},
     )
     options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    tls = typed("extensions.transport_sockets.tls.v3.UpstreamTlsContext", common_tls_context={})
+    tls = typed(
+        "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        common_tls_context={"alpn_protocols": ["h2"]},
+    )
     picker = static_cluster("picker", [address(picker_port)]) | {
         "typed_extension_protocol_options": {options: http2},
         "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},

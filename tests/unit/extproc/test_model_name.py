@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -12,22 +13,27 @@ from epp.extproc.model_name import ModelNameEdit
 from epp.request.model_rewrite import rewrite_model
 
 ENGINE, CLIENT = "llama-70b-v2", "llama"
-STREAM = (
-    b'data: {"id":"1","model":"llama-70b-v2","choices":[{"delta":{"content":"\\"model\\": \\"llama-70b-v2\\""}}]}\n\n'
-    b'data: {"type":"response.created","response":{"model" : "llama-70b-v2","models":"llama-70b-v2"}}\n\n'
-    b'data: {"model":"llama-70b-v2-other"}\n\ndata: [DONE]\n\n'
-)
+EVENTS = """data: {"id":"1","model":"llama-70b-v2","text":"\\"model\\": \\"llama-70b-v2\\""}
+
+data: {"type":"response.created","response":{"model" : "llama-70b-v2","models":"llama-70b-v2"}}
+
+data: {"model":"llama-70b-v2-other"}
+
+data: [DONE]
+
+"""
+STREAM = EVENTS.encode()
 EXPECTED = (
-    b'data: {"id":"1","model":"llama","choices":[{"delta":{"content":"\\"model\\": \\"llama-70b-v2\\""}}]}\n\n'
-    b'data: {"type":"response.created","response":{"model" : "llama","models":"llama-70b-v2"}}\n\n'
-    b'data: {"model":"llama-70b-v2-other"}\n\ndata: [DONE]\n\n'
+    EVENTS.replace('"model":"llama-70b-v2"', '"model":"llama"')
+    .replace('"model" : "llama-70b-v2"', '"model" : "llama"')
+    .encode()
 )
 
 
 def fed(data: bytes, cuts: list[int], edit: ModelNameEdit | None = None) -> bytes:
     edit = edit or ModelNameEdit(ENGINE, CLIENT)
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
-    parts = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [data[start:end] for start, end in itertools.pairwise(edges)]
     return b"".join(edit.feed(part, end=index == len(parts) - 1) for index, part in enumerate(parts))
 
 
