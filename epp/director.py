@@ -12,12 +12,14 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from epp.core.endpoint_picker import EndpointPicker
-from epp.core.errors import PickerError
+from epp.core.endpoint_picker import EndpointPicker, in_subset
+from epp.core.errors import NotCached, PickerError
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
+from epp.extproc.wishes import Wishes, read_wishes
+from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
@@ -36,6 +38,18 @@ class _InFlight:
 
     decision_id: str
     decided_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request on its way through the director. `headers`: those that say how to read the body."""
+
+    head: RequestHead
+    body: bytes
+    headers: Mapping[str, str]
+    wishes: Wishes
+    new_body: bytes | None = None
+    rename_model: tuple[str, str] | None = None
 
 
 class Director:
@@ -67,48 +81,64 @@ class Director:
             PickerError: with the status and reason the client is to see.
         """
         self._metrics.requests.inc()
+        asked = _Asked(head, body or b"", _read_headers(head), read_wishes(head.headers))
         try:
-            headers = _read_headers(head)
-            if blocks_for_long(body or b"", headers):
-                return self._decide_long(head, body or b"", headers)
-            parsed = parse_request(body or b"", head.path, headers)
+            if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
+                return self._decide_long(asked)
+            parsed = parse_request(asked.body, head.path, asked.headers)
             prompt = parsed.prompt
             if prompt is None or self._tokeniser is None:
-                return self._route(head, parsed, None)
-            plain = "content-encoding" not in headers  # else a few bytes may be a long text
+                return self._route(asked, parsed, None)
+            plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
             if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
-                return self._route(head, parsed, self._tokeniser.token_ids_at_once(prompt))
-            return self._decide_tokens(head, parsed)
+                return self._route(asked, parsed, self._tokeniser.token_ids_at_once(prompt))
+            return self._decide_tokens(asked, parsed)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
 
-    async def _decide_long(self, head: RequestHead, body: bytes, headers: Mapping[str, str]) -> Routing:
+    async def _decide_long(self, asked: _Asked) -> Routing:
         try:
-            parsed = await asyncio.to_thread(parse_request, body, head.path, headers)
+            parsed, asked = await asyncio.to_thread(_read, asked)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
-        return await self._decide_tokens(head, parsed)
+        return await self._decide_tokens(asked, parsed)
 
-    async def _decide_tokens(self, head: RequestHead, parsed: ParsedRequest) -> Routing:
+    async def _decide_tokens(self, asked: _Asked, parsed: ParsedRequest) -> Routing:
         token_ids = None
         if parsed.prompt is not None and self._tokeniser is not None:
             token_ids = await self._tokeniser.token_ids(parsed.prompt)
         try:
-            return self._route(head, parsed, token_ids)
+            return self._route(asked, parsed, token_ids)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
 
-    def _route(self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
+    def _route(self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
         """Schedule and book in one breath."""
-        request = self._scheduling_request(head, parsed, token_ids)
+        request = self._scheduling_request(asked.head, parsed, token_ids)
+        if asked.wishes.if_available:
+            request = replace(request, subset=self._holders(request))
         started_s = self._clock()
         decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
         self._metrics.decided(decision, self._clock() - started_s)
         _log_decision(decision, request)
-        return self._routing(decision, started_s)
+        return self._routing(decision, started_s, asked)
+
+    def _holders(self, request: SchedulingRequest) -> frozenset[str]:
+        """Addresses of the endpoints whose cache has every whole block of the prompt.
+
+        Raises:
+            NotCached: there are none.
+        """
+        allowed = [e for e in self._picker.endpoints if not e.draining and in_subset(e, request.subset)]
+        matches = self._picker.cache.match(request, [endpoint.id for endpoint in allowed])
+        found = (e.address for e in allowed if matches[e.id].holds_whole_of(request.prompt_tokens))
+        holders = frozenset(found)
+        if not holders:
+            raise NotCached("no endpoint has the whole prompt in its cache")
+        return holders
 
     async def token_ids(self, path: str, body: bytes) -> Sequence[int] | None:
         """The tokens that a JSON `body` sent to `path` would be matched by; None: not known exactly. Nothing
@@ -171,7 +201,7 @@ class Director:
                 "a model match nothing; if this lasts, set servedModelNames of the token-producer"
             )
 
-    def _routing(self, decision: SchedulingDecision, decided_at_s: float) -> Routing:
+    def _routing(self, decision: SchedulingDecision, decided_at_s: float, asked: _Asked) -> Routing:
         """Every routing header is either ours or gone, whatever the client sent."""
         destination = ",".join(e.address for e in (decision.destination, *decision.fallbacks))
         headers = {
@@ -192,13 +222,30 @@ class Director:
             headers[sidecar_wire.ROUTING_AUTH] = sign_routing(
                 self._routing_key, claims, now_s=self._unix_clock()
             )
+        removed = [name for name in sidecar_wire.ROUTING_HEADERS if name not in headers]
+        if asked.rename_model is not None:
+            removed.append("accept-encoding")  # a name cannot be put back into a compressed answer
         return Routing(
             destination=destination,
             set_headers=headers,
-            remove_headers=[name for name in sidecar_wire.ROUTING_HEADERS if name not in headers],
+            remove_headers=removed,
             response_headers=dict(decision.response_headers),
+            body=asked.new_body,
             token=_InFlight(decision.decision_id, decided_at_s),
+            rename_model=asked.rename_model,
         )
+
+
+def _read(asked: _Asked) -> tuple[ParsedRequest, _Asked]:
+    """Parse, and exchange the model's name where that is wished. Blocks. Raises `BadRequest`."""
+    parsed = parse_request(asked.body, asked.head.path, asked.headers)
+    wanted = asked.wishes.model
+    if wanted is None or not parsed.model or wanted == parsed.model or "content-encoding" in asked.headers:
+        return parsed, asked
+    body = rewrite_model(asked.body, wanted)
+    if body is None:
+        return parsed, asked
+    return replace(parsed, model=wanted), replace(asked, new_body=body, rename_model=(wanted, parsed.model))
 
 
 def _read_headers(head: RequestHead) -> dict[str, str]:
