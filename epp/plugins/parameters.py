@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from sidecar.durations import EXAMPLE, parse_duration_s
 
 MAX_TOKENS: Final = 2**31 - 1
 MAX_WEIGHT: Final = 1e9  # sums of weighted scores stay finite
@@ -14,19 +15,14 @@ MAX_WEIGHT: Final = 1e9  # sums of weighted scores stay finite
 Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=True)]
 
-
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS, strict=True)]
-
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _seconds(value: object) -> float:
-    """Seconds of a duration as Go writes it: `500ms`, `2s`, `1m30s`."""
-    if not isinstance(value, str) or not _DURATION.fullmatch(value):
-        raise ValueError("expected a duration such as 500ms, 2s or 1m30s")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(value))
+    """Durations are texts only: a bare number has no unit."""
+    if not isinstance(value, str):
+        raise ValueError(EXAMPLE)
+    return parse_duration_s(value)
 
 
 DurationS = Annotated[float, BeforeValidator(_seconds)]

@@ -4,7 +4,7 @@ policy themselves. Names, aliases and defaults: llm-d-router at ebab687.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -70,7 +70,8 @@ class P2PSourceProducerParameters(Parameters):
 
 
 class LocalTokenizerParameters(Parameters):
-    """The model's tokenizer in this process."""
+    """The model's tokenizer in this process. The last four say how the engines' servers were started, under
+    the names of those flags: they change tokens."""
 
     path: str  # directory with tokenizer.json, tokenizer_config.json, chat_template.jinja
     chat_template_path: str | None = None  # a file, where the engines run with --chat-template
@@ -78,6 +79,12 @@ class LocalTokenizerParameters(Parameters):
         default=256, ge=0, le=1 << 20, alias="cacheSizeMiB"
     )  # ids of texts seen before
     workers: int | None = Field(default=None, ge=1, le=64)  # threads; absent: one core is left to the loop
+    default_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    exclude_tools_when_tool_choice_none: bool = False
+    anthropic_disabled_thinking_effort: Literal["auto", "none", "low", "medium", "high", "xhigh", "max"] = (
+        "auto"
+    )
 
 
 class VllmTokenizerParameters(Parameters):

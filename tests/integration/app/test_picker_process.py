@@ -134,7 +134,13 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @contextlib.asynccontextmanager
 async def picker_process(
-    folder: Path, rows: list[dict[str, Any]], *, inputs: Sequence[str] = (), kubeconfig: Path | None = None
+    folder: Path,
+    rows: list[dict[str, Any]],
+    *,
+    inputs: Sequence[str] = (),
+    kubeconfig: Path | None = None,
+    grpc_port: int = 0,
+    lame_duck: str = "0s",
 ) -> AsyncIterator[Picker]:
     """`inputs`: flags that say where endpoints and thresholds come from, instead of files."""
     if not inputs:
@@ -147,6 +153,7 @@ async def picker_process(
         *("--config-file", str(folder / "config.yaml"), *inputs, "--debug-token-file", str(folder / "token")),
         *("--tokenizer", str(TOKENIZER), "--ledger-file", str(folder / "ledger.jsonl")),
         *ANY_PORTS,
+        *("--grpc-port", str(grpc_port), "--lame-duck", lame_duck),
     )
     async with running_picker(arguments, kubeconfig) as picker:
         yield picker
