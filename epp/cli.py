@@ -102,9 +102,7 @@ def parser() -> argparse.ArgumentParser:
     _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
     add_commands(commands)
     add_simulate_arguments(
-        commands.add_parser(
-            "simulate", help="would pulls pay: a configuration, a trace, modelled engines"
-        )
+        commands.add_parser("simulate", help="would pulls pay: a configuration, a trace, modelled engines")
     )
     return top
 
@@ -164,7 +162,15 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         help="unready but still accepting",
     )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
-    epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
+    epp.add_argument(
+        "--allow-experimental-plugins",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="accepted; not required",
+    )
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
     epp.set_defaults(run=_serve)
@@ -179,6 +185,11 @@ def _add_inputs(epp: argparse.ArgumentParser) -> None:
         "--pool-name", help="InferencePool whose pods are the endpoints (unless a file gives them)"
     )
     epp.add_argument("--pool-namespace", help="of the pool and of what belongs to it; absent: the pod's own")
+    epp.add_argument(
+        "--objectives-group",
+        default="llm-d.ai",
+        help="API group of InferenceObjective and InferenceModelRewrite; empty: neither is watched",
+    )
     epp.add_argument("--pool-group", default="inference.networking.k8s.io", help="API group of the pool")
     epp.add_argument(
         "--endpoint-selector",
