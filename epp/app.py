@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -33,11 +34,13 @@ from epp.extproc.server import ExtProcServer
 from epp.kvevents.packed_codec import choose_decoder
 from epp.leases.choice import HighAvailability
 from epp.membership import Membership
+from epp.reload import ConfigReload
 from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
 from epp.settings import check_ready_fd, ha_mode, ledger_file, replica_settings, server_settings
+from epp.telemetry.config_reload import ConfigCollector
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
@@ -107,7 +110,10 @@ class _App:
         log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
         self._picker = EndpointPicker(
             replace(
-                config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
+                config.settings,
+                metrics_staleness_s=staleness_s,
+                pull_deadline_s=arguments.pull_deadline,
+                approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
             ),
             CacheView(
                 choice.make(seed),
@@ -140,6 +146,9 @@ class _App:
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
         )
+        self._reload = ConfigReload(
+            arguments.config_file, config, lambda new: self._picker.apply(new.settings)
+        )
         self._ha = HighAvailability(
             ha_mode(arguments),
             arguments.ha_lease_name,
@@ -166,6 +175,7 @@ class _App:
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
+        self._registry.register(ConfigCollector(self._config_facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
 
@@ -187,6 +197,16 @@ class _App:
 
     def _threshold_state(self) -> ThresholdState:
         return self._inputs.thresholds.state
+
+    def _config_facts(self) -> tuple[int, bool]:
+        state = self._reload.state
+        return state.generation, state.rejected is not None
+
+    def _config_json(self) -> dict[str, Any]:
+        """The configuration in force, as `kvpull config explain --json` has it."""
+        state = self._reload.state
+        body = state.config.explanation.as_json() if state.config.explanation else {}
+        return {"generation": state.generation, "rejected": state.rejected, **body}
 
     def _open_streams(self) -> dict[str, int]:
         stats = self._server.stats
@@ -226,7 +246,8 @@ class _App:
             self._leaving = asyncio.create_task(self._ha.on_drain())
 
     def _background(self) -> list[Awaitable[None]]:
-        running = [*self._membership.running(), self._inputs.run(), self._ledger.run(), self._ha.run()]
+        own = (self._inputs, self._ledger, self._ha, self._reload)
+        running = [*self._membership.running(), *(part.run() for part in own)]
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
         return running
@@ -257,6 +278,7 @@ class _App:
             key_files.debug_token(arguments.debug_token_file),
             token_ids=self._director.token_ids,
             ports=self._membership.event_ports,
+            config=self._config_json,
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from epp.config.instances import Configured
@@ -42,6 +42,17 @@ class Explanation:
     stages: tuple[str, ...]
     gates: dict[str, bool]
     notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys are part of the interface: scripts and dashboards read them."""
+        body = asdict(self)
+        names = ("consumer", "data", "producer", "how")
+        body["wiring"] = [dict(zip(names, edge, strict=True)) for edge in self.wiring]
+        for profile in body["profiles"]:
+            profile["scorers"] = [{"name": name, "weight": weight} for name, weight in profile["scorers"]]
+        for plugin in body["plugins"]:
+            plugin["type"] = plugin.pop("type_name")
+        return body
 
 
 def explain(

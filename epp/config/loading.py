@@ -14,7 +14,7 @@ from epp.config.explanation import Explanation, explain
 from epp.config.flow import Admission, build_admission, flow_defaults
 from epp.config.gates import FLOW_CONTROL, read_gates
 from epp.config.handlers import build_handler
-from epp.config.instances import Instance, build, only, read_plugins
+from epp.config.instances import Configured, Instance, build, only, read_plugins
 from epp.config.notes import notes_of
 from epp.config.profiles import build_profiles
 from epp.config.settings import build_settings
@@ -41,18 +41,23 @@ class EppConfig:
     metrics_source: MetricsDataSourceParameters | None = None
     explanation: Explanation | None = field(default=None, repr=False)
     instances: Mapping[str, Instance] = field(default_factory=dict, repr=False, compare=False)
-    fixed: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # see `reload`
+    fixed: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # read once, at start
+    text: str = field(default="", repr=False, compare=False)  # as it was read
 
 
 def load_config(path: Path) -> EppConfig:
     """Raises ConfigError naming the file, the path inside it, and what is allowed."""
+    return parse_config(read_config_text(path), str(path))
+
+
+def read_config_text(path: Path) -> str:
+    """Raises ConfigError: it cannot be read, or is no text."""
     try:
-        text = read_text(path, max_bytes=MAX_FILE_BYTES)
+        return read_text(path, max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except YamlTextError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return parse_config(text, str(path))
 
 
 def parse_config(text: str, origin: str = "config", before: EppConfig | None = None) -> EppConfig:
@@ -72,6 +77,7 @@ def parse_config(text: str, origin: str = "config", before: EppConfig | None = N
     check_data_layer(document, instances, origin)
     handler = build_handler(instances, build_profiles(document, instances, origin), origin)
     notes = (*added, *notes_of(document, wiring, handler, gates[FLOW_CONTROL]))
+    admission = build_admission(document, instances, gates[FLOW_CONTROL], origin)
     return EppConfig(
         settings=build_settings(wiring, instances, handler, tokens),
         precise=precise,
@@ -79,11 +85,12 @@ def parse_config(text: str, origin: str = "config", before: EppConfig | None = N
         tokens=tokens,
         discovery_path=discovery_path(document, instances, origin),
         notes=notes,
-        admission=build_admission(document, instances, gates[FLOW_CONTROL], origin),
+        admission=admission,
         metrics_source=only(wiring.plugins, "metrics-data-source", MetricsDataSourceParameters),
         explanation=explain(wiring, handler, gates, notes),
         instances=instances,
-        fixed=_fixed(document, wiring, gates),
+        fixed=_fixed(document, wiring, gates) | {"flowControl": admission},
+        text=text,
     )
 
 
@@ -126,10 +133,15 @@ def _fixed(document: Document, wiring: Wiring, gates: Mapping[str, bool]) -> dic
     found: dict[str, Any] = {
         f"plugins.{plugin.name}": (plugin.row.type_name, plugin.parameters)
         for plugin in wiring.plugins.values()
-        if plugin.row.type_name in _READ_ONCE
+        if plugin.row.type_name in _READ_ONCE and not _is_default_scrape(plugin)
     }
     found["dataLayer"] = document.data_layer
     found["requestHandler"] = document.request_handler
     found["featureGates"] = dict(gates)
-    found["flowControl"] = document.flow_control
     return found
+
+
+def _is_default_scrape(plugin: Configured) -> bool:
+    """Engines are scraped whether somebody asks for it or not."""
+    scrapes = plugin.row.type_name in ("metrics-data-source", "core-metrics-extractor")
+    return scrapes and not plugin.parameters.model_fields_set

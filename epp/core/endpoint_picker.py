@@ -146,9 +146,11 @@ class EndpointPicker:
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims.
+        What is no finite number is unknown from here on."""
         if endpoint_id not in self._endpoints:
             return
+        metrics = metrics.without_nonsense()
         before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
         if metrics.asleep and not before.asleep:
             self._cache.distrust(endpoint_id)

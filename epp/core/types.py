@@ -7,10 +7,11 @@ full; every reader has to say what unknown means to it.
 from __future__ import annotations
 
 import enum
+import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from engine_plugin.identity import EndpointId
@@ -125,6 +126,15 @@ class EndpointMetrics:
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
+
+    def without_nonsense(self) -> EndpointMetrics:
+        """Itself where every figure is a finite, non-negative number or None."""
+        figures = (self.waiting_requests, self.running_requests, self.kv_usage)
+        known = [f if f is not None and math.isfinite(f) and f >= 0.0 else None for f in figures]
+        if tuple(known) == figures:
+            return self
+        waiting, running, usage = known
+        return replace(self, waiting_requests=waiting, running_requests=running, kv_usage=usage)
 
 
 UNKNOWN_METRICS = EndpointMetrics()

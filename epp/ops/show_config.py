@@ -6,9 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from epp.config import load_config
 from epp.config.explanation import ExplainedPlugin, Explanation
@@ -52,22 +50,10 @@ def explain(arguments: argparse.Namespace) -> int:
     explanation = load_config(arguments.file).explanation
     assert explanation is not None
     if arguments.json:
-        print(json.dumps(_as_json(explanation), indent=2))
+        print(json.dumps(explanation.as_json(), indent=2))
     else:
         print("\n".join(_lines(explanation)))
     return 0
-
-
-def _as_json(explanation: Explanation) -> dict[str, Any]:
-    """Keys are part of the interface: scripts read them."""
-    body = asdict(explanation)
-    names = ("consumer", "data", "producer", "how")
-    body["wiring"] = [dict(zip(names, edge, strict=True)) for edge in explanation.wiring]
-    for profile in body["profiles"]:
-        profile["scorers"] = [{"name": name, "weight": weight} for name, weight in profile["scorers"]]
-    for plugin in body["plugins"]:
-        plugin["type"] = plugin.pop("type_name")
-    return body
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:
