@@ -102,14 +102,21 @@ class TokenLoadScorerParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class TokenLoadScorer:
-    """1 - min(1, tokens/threshold), tokens being what this picker has sent there and is not yet computed."""
+    """1 - min(1, tokens/threshold), tokens being what this picker has sent there and is not yet computed,
+    and what this request would add: the part of its prompt that is not expected in the endpoint's cache.
+    Without the latter the holder of a prompt is no better than an idle stranger (each endpoint's part is
+    asked of whichever prefix producer is configured)."""
 
     name: str
     queue_threshold_tokens: int = 4_194_304
 
     def score(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Sequence[float]:
-        most = self.queue_threshold_tokens
-        return [1.0 - min(c.load.tokens, most) / most for c in candidates]
+        most, own = self.queue_threshold_tokens, context.request.load_tokens
+        loads = [
+            c.load.tokens + max(0, own - max(c.match.expected_tokens, c.placed.expected_tokens))
+            for c in candidates
+        ]
+        return [1.0 - min(load, most) / most for load in loads]
 
 
 def _active(name: str, p: ActiveRequestScorerParameters, _inputs: Inputs) -> object:
