@@ -52,7 +52,7 @@ def _hidden(key: bytes, keys: Sequence[Any], lora_name: str | None) -> tuple[Any
 def make_publisher(stock: type[Any], key: bytes) -> type[Any]:
     """The stock publisher's class with salts hidden."""
 
-    class SaltHidingPublisher(stock):  # type: ignore[misc]
+    class SaltHidingPublisher(stock):
         """Runs where the stock one does: the rewriting on the scheduler thread, for salted blocks only."""
 
         def publish(self, events: Any) -> None:
