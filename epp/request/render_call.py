@@ -35,6 +35,8 @@ def render_body(prompt: TextPrompt | ChatPrompt, model: str | None) -> bytes:
 
 
 def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
+    if prompt.thinking_disabled:
+        raise Unwritable("the effort that stands for it is the engine's secret")
     fields: dict[str, object] = {
         "messages": [_message(message) for message in prompt.messages],
         "add_generation_prompt": prompt.add_generation_prompt,
@@ -43,6 +45,8 @@ def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
     }
     if prompt.tools is not None:
         fields["tools"] = prompt.tools
+        if prompt.tools_off:
+            fields["tool_choice"] = "none"
     if prompt.template_kwargs:
         fields["chat_template_kwargs"] = dict(prompt.template_kwargs)
     return fields

@@ -57,6 +57,7 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         continue_final_message=continued,
         template_kwargs=read_template_kwargs(fields, {"reasoning_effort": _effort(fields)}),
         add_special_tokens=True,  # unlike the chat API
+        tools_off=fields.get("tool_choice") == "none",
     )
     return prompt, 1
 

@@ -70,7 +70,7 @@ def test_refusals_name_the_parameter(parameters: str, said: str) -> None:
         parse_config(BASE % parameters)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5.0), ("1.5m", 90.0), ("1ms", 0.001)])
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("1m30s", 90.0)])
 def test_durations(text: str, seconds: float) -> None:
     tokens = parse_config(BASE % f"{{vllm: {{url: 'http://a', timeout: {text}}}}}").tokens
     assert tokens is not None
