@@ -39,20 +39,22 @@ def strict(schema: Any) -> Any:
     return found
 
 
-def pool_schema() -> Any:
-    pool = next(
-        d for d in yaml.safe_load_all(CRDS.read_text()) if d["spec"]["names"]["kind"] == "InferencePool"
-    )
-    return strict(pool["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+def crd_schemas() -> dict[str, Any]:
+    return {
+        crd["spec"]["names"]["kind"]: strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        for crd in yaml.safe_load_all(CRDS.read_text())
+    }
 
 
 def check(manifest: Manifest, version: str) -> None:
+    own = crd_schemas().get(manifest["kind"])
+    if own is not None:
+        jsonschema.validate(manifest, own)
     if manifest["kind"] == "InferencePool":
-        jsonschema.validate(manifest, pool_schema())
         numbers = [port["number"] for port in manifest["spec"]["targetPorts"]]
         assert len(numbers) == len(set(numbers))  # the CRD's two rules in CEL
         assert manifest["spec"]["endpointPickerRef"]["port"]["number"] > 0
-    elif manifest["apiVersion"] not in FOREIGN:
+    elif own is None and manifest["apiVersion"] not in FOREIGN:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -202,6 +204,24 @@ def test_one_picker_has_neither_budget_nor_siblings() -> None:
     assert chart.find(two, "PodDisruptionBudget")["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     siblings = chart.find(two, "Service", "-siblings")["spec"]
     assert (siblings["clusterIP"], siblings["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_standbys_hold_up_neither_rollouts_nor_nodes() -> None:
+    """They are never ready: a budget would wait for them, and so would a rolling update."""
+    manifests = chart.render(chart.case("standby"))
+    assert "PodDisruptionBudget" not in chart.kinds(manifests)
+    strategy = chart.find(manifests, "Deployment", "-epp")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": "100%", "maxUnavailable": "100%"}
+    active = chart.minimal({"router": {"epp": {"replicas": 3}}})
+    strategy = chart.find(active, "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_objectives_name_the_pool() -> None:
+    manifests = chart.render(chart.case("attach"))
+    found = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "InferenceObjective"}
+    pool = {"group": "inference.networking.k8s.io", "name": "llama"}
+    assert found == {"urgent": {"priority": 10, "poolRef": pool}, "batch": {"priority": -1, "poolRef": pool}}
 
 
 def test_an_autoscaler_owns_the_number_of_pickers() -> None:

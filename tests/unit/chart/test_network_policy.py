@@ -50,8 +50,8 @@ ALLOWED = {
         5557: {"epp", "job", "engine"},
         5657: {"epp", "engine"},
         7777: {"job", "engine"},
-        40001: {"epp", "engine"},  # pull reports; what the engines' transport chose
-        20001: {"engine"},
+        5757: {"epp", "engine"},
+        40001: {"engine"},  # what the engines' transport chose
     },
 }
 

@@ -84,6 +84,8 @@ def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
         ({"router": {"epp": {"certSecret": "x", "secureServing": False}}}, "certSecret needs"),
         ({"router": {"epp": {"lameDuckSeconds": 200}}}, "lameDuckSeconds is part of drainTimeoutSeconds"),
         ({"router": {"epp": {"autoscaling": {"minReplicas": 9}}}}, "minReplicas is above maxReplicas"),
+        ({"router": {"epp": {"haMode": "active-passive", "autoscaling": {"enabled": True}}}}, "only one"),
+        ({"router": {"objectivesGroup": "", "inferenceObjectives": [{"name": "a"}]}}, "objectivesGroup"),
         ({"router": {"proxy": {"enabled": True}}, "provider": {"name": "istio"}}, "leave provider.name none"),
         ({"provider": {"istio": {"stripRoutingHeaders": {"enabled": True}}}}, "labels of the gateway's pods"),
         ({"calibration": {"enabled": True}}, "give source and destination"),

@@ -69,6 +69,11 @@ labels:
 {{- if gt (int $most) 1 }}true{{ end -}}
 {{- end -}}
 
+{{/* "true" where pickers wait for each other: standbys are never ready. */}}
+{{- define "kvpull.passive" -}}
+{{- if and (include "kvpull.several" .) (eq .Values.router.epp.haMode "active-passive") }}true{{ end -}}
+{{- end -}}
+
 {{- define "kvpull.snapshots" -}}
 {{- if and .Values.snapshots.enabled (include "kvpull.several" .) }}true{{ end -}}
 {{- end -}}
@@ -150,6 +155,9 @@ vllm: {pool: true}
 {{- end -}}
 {{- if gt (int $router.epp.autoscaling.minReplicas) (int $router.epp.autoscaling.maxReplicas) -}}
 {{- fail "router.epp.autoscaling.minReplicas is above maxReplicas" -}}
+{{- end -}}
+{{- if and $router.epp.autoscaling.enabled (eq $router.epp.haMode "active-passive") -}}
+{{- fail "router.epp.autoscaling: with haMode active-passive only one picker serves, more of them help nobody" -}}
 {{- end -}}
 {{- $istio := .Values.provider.istio.stripRoutingHeaders -}}
 {{- if and $istio.enabled (not $istio.gatewayLabels) -}}
