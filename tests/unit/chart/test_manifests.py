@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 
 from tests.kube import chart
 from tests.kube.chart import CASES, Manifest
+from tests.kube.kubectl import tool_path
 
 VERSIONS = ("1.29", "1.34", "1.37")
 CRDS = Path(__file__).parents[2] / "kube" / "crds.yaml"
@@ -74,6 +77,14 @@ def test_a_misspelt_field_is_found() -> None:
     deployment["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         check(deployment, VERSIONS[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_lint_finds_nothing(case: str) -> None:
+    command = [str(tool_path("helm")), "lint", "--strict", str(chart.CHART), "-f", "-"]
+    values = json.dumps(chart.case(case))
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("case", CASES)

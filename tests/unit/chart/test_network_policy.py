@@ -90,6 +90,12 @@ def test_policies_select_the_pods_they_are_for() -> None:
         assert JOB.items() <= labels.items()
 
 
+def test_nobody_reaches_a_job() -> None:
+    policy = chart.find(chart.minimal(VALUES), "NetworkPolicy", "-jobs")["spec"]
+    assert policy["podSelector"]["matchLabels"] == JOB
+    assert (policy["policyTypes"], policy.get("ingress")) == (["Ingress"], None)
+
+
 def test_what_a_picker_may_ask() -> None:
     egress = chart.find(chart.render(chart.case("everything")), "NetworkPolicy", "-epp")["spec"]["egress"]
     dns, api, engines, siblings = egress
