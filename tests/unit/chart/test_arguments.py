@@ -77,6 +77,9 @@ def test_doctor_and_calibration_take_their_arguments() -> None:
     assert calibrate.destination == "http://10.0.0.2:8200"
     assert calibrate.name in epp(manifests).thresholds_configmap
     assert calibrate.namespace == chart.NAMESPACE
+    assert (str(calibrate.config_map), calibrate.apply) == ("/dev/termination-log", False)
+    applied = parser().parse_args(chart.container(chart.render(chart.case("standby")), "calibrate")["args"])
+    assert (applied.config_map, applied.apply) == (None, True)
     passive = parser().parse_args(
         chart.container(chart.render(chart.case("sidecar-proxy")), "doctor")["args"]
     )

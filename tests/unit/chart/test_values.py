@@ -92,6 +92,10 @@ def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
         ({"router": {"proxy": {"enabled": True}}, "provider": {"name": "istio"}}, "leave provider.name none"),
         ({"provider": {"istio": {"stripRoutingHeaders": {"enabled": True}}}}, "labels of the gateway's pods"),
         ({"calibration": {"enabled": True}}, "give source and destination"),
+        (
+            {"calibration": {"apply": True}, "thresholds": {"spec": {"default": {}}}},
+            "leave thresholds.spec empty",
+        ),
         ({"engine": {"enabled": True}}, "engine.modelName: name the model"),
     ],
 )

@@ -166,6 +166,9 @@ vllm: {pool: true}
 {{- if and .Values.calibration.enabled (not (and .Values.calibration.source .Values.calibration.destination)) -}}
 {{- fail "calibration: give source and destination, the URLs of two idle engines" -}}
 {{- end -}}
+{{- if and .Values.calibration.apply .Values.thresholds.spec -}}
+{{- fail "calibration.apply writes the ConfigMap that thresholds.spec is the content of: leave thresholds.spec empty" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.gateway) (not $router.proxy.enabled) -}}
 {{- fail "networkPolicy.gateway: say who the gateway is, or nobody can reach the pickers" -}}
 {{- end -}}
