@@ -135,8 +135,8 @@ class Restart(_Strict):
 
 
 class SessionsSpec(_Strict):
-    """Sessions of so many turns, each adding a question and an answer. Sizes: a number, or [median, mean, low,
-    high] of a lognormal cut to [low, high]; a session ends before it has `max_tokens`."""
+    """Sessions of so many turns, each adding a question and an answer. Sizes: a number, or [median, mean,
+    low, high] of a lognormal cut to [low, high]; a session ends before it has `max_tokens`."""
 
     kind: Literal["sessions"]
     conversations: int
@@ -158,7 +158,7 @@ class SessionsSpec(_Strict):
         for _ in range(self.conversations):
             opening = draw(rng, self.opening_tokens)
             left = self.max_tokens - opening
-            turns = []
+            turns: list[Turn] = []
             for number in range(rng.randint(*self.turns)):
                 question, answer = draw(rng, self.question_tokens), draw(rng, self.output_tokens)
                 left -= question + answer
