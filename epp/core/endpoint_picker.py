@@ -270,7 +270,7 @@ class EndpointPicker:
     def _candidates(
         self, request: SchedulingRequest, now_s: float
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
+        pool = [e for e in self.endpoints if not e.draining and in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
@@ -362,7 +362,8 @@ def _decision(
     )
 
 
-def _in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+def in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+    """Whether the gateway's hint, of `ip` or `ip:port`, allows the endpoint; None: no hint."""
     return subset is None or endpoint.host in subset or endpoint.address in subset
 
 
