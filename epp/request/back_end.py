@@ -109,6 +109,7 @@ def _vllm(
         members,
         limits=RenderLimits(
             budget_s=parameters.timeout or budget_s,
+            items_budget_s=parameters.mm_timeout,
             max_in_flight=parameters.max_in_flight,
             max_answer_bytes=parameters.max_answer_bytes,
         ),
