@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCKS := requirements/runtime.lock requirements/nixl.lock requirements/kube.lock requirements/dev.lock
 COMPILED := setup.py $(wildcard epp/*/_*.pyx epp/*/_*.pxi epp/*/_*.h)
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) $(COMPILED) pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
-SOURCES := epp sidecar engine_plugin deploy tests benchmarks setup.py
+SOURCES := epp sidecar engine_plugin deploy simulator tests benchmarks setup.py
 
 # UCX listens on every interface unless told otherwise; everything local stays on loopback
 export UCX_NET_DEVICES ?= lo

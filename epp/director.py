@@ -1,7 +1,8 @@
 """One straight path for a request: parse -> tokenise -> schedule -> headers. No policy in here.
 
-Awaits the tokenizer and the decoding of compressed bodies only; everything else is one atomic step on
-the loop, so a decision sees one state of the pool and books its load in the same breath.
+Awaits the tokenizer and the reading of long or compressed bodies only (a short prompt is tokenised on the
+spot: a thread costs more); everything else is one atomic step on the loop, so a decision sees one state
+of the pool and books its load in the same breath.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from epp.core.endpoint_picker import EndpointPicker
@@ -58,21 +59,52 @@ class Director:
         self._unix_clock = unix_clock
         self._warned = False
 
-    async def decide(self, head: RequestHead, body: bytes | None) -> Routing:
-        """Route one request.
+    def decide(self, head: RequestHead, body: bytes | None) -> Routing | Awaitable[Routing]:
+        """Route one request: at once, unless a long body has to be read or tokenised in a thread.
 
         Raises:
             PickerError: with the status and reason the client is to see.
         """
         self._metrics.requests.inc()
         try:
-            parsed = await _parse(head, body or b"")
-            request = await self._scheduling_request(head, parsed)
-            started_s = self._clock()
-            decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
+            headers = _read_headers(head)
+            if blocks_for_long(body or b"", headers):
+                return self._decide_long(head, body or b"", headers)
+            parsed = parse_request(body or b"", head.path, headers)
+            prompt = parsed.prompt
+            if prompt is None or self._tokeniser is None:
+                return self._route(head, parsed, None)
+            plain = "content-encoding" not in headers  # else a few bytes may be a long text
+            if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
+                return self._route(head, parsed, self._tokeniser.token_ids_at_once(prompt))
+            return self._decide_tokens(head, parsed)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
+
+    async def _decide_long(self, head: RequestHead, body: bytes, headers: Mapping[str, str]) -> Routing:
+        try:
+            parsed = await asyncio.to_thread(parse_request, body, head.path, headers)
+        except PickerError as error:
+            self._metrics.errors.labels(error.reason).inc()
+            raise
+        return await self._decide_tokens(head, parsed)
+
+    async def _decide_tokens(self, head: RequestHead, parsed: ParsedRequest) -> Routing:
+        token_ids = None
+        if parsed.prompt is not None and self._tokeniser is not None:
+            token_ids = await self._tokeniser.token_ids(parsed.prompt)
+        try:
+            return self._route(head, parsed, token_ids)
+        except PickerError as error:
+            self._metrics.errors.labels(error.reason).inc()
+            raise
+
+    def _route(self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
+        """Schedule and book in one breath."""
+        request = self._scheduling_request(head, parsed, token_ids)
+        started_s = self._clock()
+        decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
         self._metrics.decided(decision, self._clock() - started_s)
         _log_decision(decision, request)
         return self._routing(decision, started_s)
@@ -101,21 +133,19 @@ class Director:
         self._metrics.duration_s.observe(duration_s)
         self._metrics.request.ended(outcome, duration_s)
 
-    async def _scheduling_request(self, head: RequestHead, parsed: ParsedRequest) -> SchedulingRequest:
-        token_ids = None
+    def _scheduling_request(
+        self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None
+    ) -> SchedulingRequest:
         models = self._picker.models
         is_base = models.is_base(parsed.model)
         if not is_base and not models.any_known:
             self._warn_no_base_model()
         self._metrics.request.asked(parsed.model, parsed.size_bytes, is_base=is_base)
-        if parsed.prompt is None:
-            self._metrics.untokenised.labels(parsed.no_prompt or "no_prompt").inc()
-        elif self._tokeniser is None:
-            self._metrics.untokenised.labels("no_tokenizer").inc()
-        else:
-            token_ids = await self._tokeniser.token_ids(parsed.prompt)
-            if token_ids is None:
-                self._metrics.untokenised.labels("tokenizer").inc()
+        if token_ids is None:
+            reason = "no_tokenizer" if self._tokeniser is None else "tokenizer"
+            if parsed.prompt is None:
+                reason = parsed.no_prompt or "no_prompt"
+            self._metrics.untokenised.labels(reason).inc()
         return SchedulingRequest(
             request_id=head.request_id,
             model=parsed.model,
@@ -163,12 +193,8 @@ class Director:
         )
 
 
-async def _parse(head: RequestHead, body: bytes) -> ParsedRequest:
-    """Raises `BadRequest`."""
-    headers = {name: ",".join(head.headers.all(name)) for name in _READ_HEADERS if name in head.headers}
-    if blocks_for_long(body, headers):
-        return await asyncio.to_thread(parse_request, body, head.path, headers)
-    return parse_request(body, head.path, headers)
+def _read_headers(head: RequestHead) -> dict[str, str]:
+    return {name: ",".join(head.headers.all(name)) for name in _READ_HEADERS if name in head.headers}
 
 
 def _log_decision(decision: SchedulingDecision, request: SchedulingRequest) -> None:

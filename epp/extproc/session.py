@@ -55,12 +55,17 @@ class Session:
         self._has_trailers = False
         self._response_edit = ev.HeaderEdit()
         self._answer = Answer()
+        self._held = b""  # of an answer's body
         self._finished = False
 
     @property
     def over(self) -> bool:
-        """Nothing the gateway could still say matters: the stream may be closed from our side."""
-        return self.request_phase in _OVER
+        """Nothing the gateway could still say matters: the stream may be closed from our side. After a
+        whole answer that spares both sides a message and us a read."""
+        phase = self.request_phase
+        return phase in _OVER or (
+            phase is RequestPhase.FORWARDED and self.response_phase is ResponsePhase.DONE
+        )
 
     def receive(self, event: ev.Event) -> list[ev.Action]:
         """Take one event; returns what to do, in order.
@@ -213,7 +218,7 @@ class Session:
         if not self._enter_response("response_body", _ending(event, Step.BODY, Step.BODY_END)):
             return
         if self._modes.response is ev.BodyMode.FULL_DUPLEX_STREAMED:
-            yield from _pieces(ev.Direction.RESPONSE, event.body, end_of_stream=event.end_of_stream)
+            yield from self._pass_body(event)
         else:
             yield ev.KeepBody(ev.Direction.RESPONSE)
         output = self._answer.feed(event.body)
@@ -221,8 +226,20 @@ class Session:
             yield ev.FirstToken() if output is Output.FIRST else ev.MoreTokens()
         yield from self._finish_if_done()
 
+    def _pass_body(self, event: ev.ResponseBody) -> Iterator[ev.Action]:
+        """HTTP/1.1 ends a body with an empty message of its own: a short document waits for that, and goes
+        back in one message instead of two."""
+        body = self._held + event.body
+        if not event.end_of_stream and len(body) <= self._answer.may_hold_bytes:
+            self._held = body
+            return
+        self._held = b""
+        yield from _pieces(ev.Direction.RESPONSE, body, end_of_stream=event.end_of_stream)
+
     def _on_response_trailers(self, _: ev.ResponseTrailers) -> Iterator[ev.Action]:
         if self._enter_response("response_trailers", Step.TRAILERS):
+            if self._held:
+                yield ev.SendBodyPiece(ev.Direction.RESPONSE, self._held, end_of_stream=False)
             yield ev.SendTrailers(ev.Direction.RESPONSE)
             yield from self._finish_if_done()
 
@@ -233,7 +250,7 @@ class Session:
             raise GatewayProtocolError(f"{message} while the response is {self.response_phase.value}")
         ended = self.response_phase is ResponsePhase.DONE
         self._move(Step.BYPASS)
-        if ended or self.over:
+        if ended or self.request_phase in _OVER:
             return False
         self.response_phase = following
         return True
@@ -251,7 +268,7 @@ class Session:
         yield from self._finish()
 
     def _finish_if_done(self) -> Iterator[ev.Action]:
-        # Bypassed: a late decision may still come, so that the stream's end has to finish it.
+        # bypassed: a late decision may still come, so that the stream's end has to finish it.
         if self.response_phase is ResponsePhase.DONE and self.request_phase is RequestPhase.FORWARDED:
             yield from self._finish()
 

@@ -90,7 +90,7 @@ def _add_doctor(commands: Any) -> None:
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="longest until a picker has heard of what an engine computed",
+        help="longest until a picker has heard of its engines, and of what one computed",
     )
     doctor.add_argument("--passive", action="store_true", help="look only, send no prompt")
     doctor.set_defaults(run=_doctor)

@@ -89,13 +89,22 @@ class RenderTokeniser:
     async def token_ids(self, prompt: Prompt) -> Sequence[int] | None:
         """See `Tokeniser`."""
         if isinstance(prompt, TokenPrompt):
-            self._counters.outcomes["given"] += 1
-            return prompt.token_ids
+            return self.token_ids_at_once(prompt)
         ids, outcome = await self._bounded(prompt)
         self._counters.outcomes[outcome] += 1
         if ids is not None:
             self._counters.encoded_tokens += len(ids)
         return ids
+
+    def answers_at_once(self, prompt: Prompt, size_bytes: int) -> bool:
+        """See `Tokeniser`: only what came as tokens."""
+        return isinstance(prompt, TokenPrompt)
+
+    def token_ids_at_once(self, prompt: Prompt) -> Sequence[int] | None:
+        """See `Tokeniser`."""
+        assert isinstance(prompt, TokenPrompt)
+        self._counters.outcomes["given"] += 1
+        return prompt.token_ids
 
     async def aclose(self) -> None:
         if self._session is not None:

@@ -32,6 +32,7 @@ DEFAULT_BUDGET_S: Final = 1.0
 MAX_DEFAULT_WORKERS: Final = 4
 SEGMENTS_A_TURN: Final = 8  # about 10 ms
 DEFAULT_MAX_PENDING: Final = 64
+AT_ONCE_BYTES: Final = 2 << 10  # of a request: a thread and back costs more than encoding this much
 
 
 @dataclass(slots=True)
@@ -55,6 +56,14 @@ class Tokeniser(Protocol):
     async def token_ids(self, prompt: Prompt) -> Sequence[int] | None:
         """The engine's token ids of `prompt`; None: not known exactly (counted). Never raises, and
         never takes longer than the back end's budget."""
+        ...
+
+    def answers_at_once(self, prompt: Prompt, size_bytes: int) -> bool:
+        """Whether the tokens of `prompt`, from a body of `size_bytes` (decoded), need no wait."""
+        ...
+
+    def token_ids_at_once(self, prompt: Prompt) -> Sequence[int] | None:
+        """As `token_ids`, of a prompt that `answers_at_once` is True for."""
         ...
 
     async def aclose(self) -> None: ...
@@ -109,12 +118,37 @@ class LocalTokeniser:
     async def token_ids(self, prompt: Prompt) -> Sequence[int] | None:
         """See `Tokeniser`. Token ids that came with the request cost no tokenizer call."""
         if isinstance(prompt, TokenPrompt):
-            self._counters.outcomes["given"] += 1
-            return prompt.token_ids
+            return self.token_ids_at_once(prompt)
         if self.pending >= self._max_pending:
             self._counters.outcomes["overloaded"] += 1
             return None
         ids, outcome = await self._encode_within_budget(prompt)
+        self._counters.outcomes[outcome] += 1
+        return ids
+
+    def answers_at_once(self, prompt: Prompt, size_bytes: int) -> bool:
+        """See `Tokeniser`. Template and text of so small a request take well under a millisecond."""
+        return isinstance(prompt, TokenPrompt) or size_bytes <= AT_ONCE_BYTES
+
+    def token_ids_at_once(self, prompt: Prompt) -> Sequence[int] | None:
+        """See `Tokeniser`."""
+        if isinstance(prompt, TokenPrompt):
+            self._counters.outcomes["given"] += 1
+            return prompt.token_ids
+        ids, outcome = None, "encoded"
+        steps = self._steps(prompt)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            ids = end.value
+        except Unrenderable as error:
+            outcome = error.reason
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # a panic of the binding is no `Exception`
+            self._report(f"{type(error).__name__} at {_place(error)}")
+            outcome = "failed"
         self._counters.outcomes[outcome] += 1
         return ids
 

@@ -132,7 +132,13 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @contextlib.asynccontextmanager
 async def picker_process(
-    folder: Path, rows: list[dict[str, Any]], *, inputs: Sequence[str] = (), kubeconfig: Path | None = None
+    folder: Path,
+    rows: list[dict[str, Any]],
+    *,
+    inputs: Sequence[str] = (),
+    kubeconfig: Path | None = None,
+    grpc_port: int = 0,
+    lame_duck: str = "0s",
 ) -> AsyncIterator[Picker]:
     """`inputs`: flags that say where endpoints and thresholds come from, instead of files."""
     if not inputs:
@@ -146,7 +152,8 @@ async def picker_process(
         *(sys.executable, "-m", "epp", "--listen-host", "127.0.0.1", "--ready-fd", str(write_fd)),
         *("--config-file", str(folder / "config.yaml"), *inputs, "--debug-token-file", str(folder / "token")),
         *("--tokenizer", str(TOKENIZER), "--ledger-file", str(folder / "ledger.jsonl")),
-        *("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--lame-duck", "0s"),
+        *("--grpc-port", str(grpc_port), "--grpc-health-port", "0", "--metrics-port", "0"),
+        *("--lame-duck", lame_duck),
         cwd=ROOT,
         pass_fds=(write_fd,),
         env=dict(os.environ) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),

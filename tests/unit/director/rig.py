@@ -57,7 +57,8 @@ class Rig:
         head = RequestHead(
             Headers.of(("content-type", "application/json"), *headers), "POST", path, f"r{len(self.requests)}"
         )
-        return await self.director.decide(head, json.dumps(fields).encode() if body is None else body)
+        routing = self.director.decide(head, json.dumps(fields).encode() if body is None else body)
+        return routing if isinstance(routing, Routing) else await routing
 
     async def cached_tokens(self, fields: dict[str, Any], path: str = "/v1/completions") -> dict[str, int]:
         """What the decision can know of who holds this request's prompt; holders only."""
