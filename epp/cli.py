@@ -102,9 +102,7 @@ def parser() -> argparse.ArgumentParser:
     _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
     add_commands(commands)
     add_simulate_arguments(
-        commands.add_parser(
-            "simulate", help="would pulls pay: a configuration, a trace, modelled engines"
-        )
+        commands.add_parser("simulate", help="would pulls pay: a configuration, a trace, modelled engines")
     )
     return top
 

@@ -17,9 +17,7 @@ class Row:
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400)), max_size=12), st.integers(1, 300))
-def test_a_step_stays_within_its_budget_and_decodes_first(
-    sizes: list[tuple[int, int]], budget: int
-) -> None:
+def test_a_step_stays_within_its_budget_and_decodes_first(sizes: list[tuple[int, int]], budget: int) -> None:
     rows = [Row(prompt, computed) for prompt, computed in sizes]
     portions = list(plan_step(rows, budget))
     assert sum(p.stop - p.start for p in portions) <= budget

@@ -13,9 +13,7 @@ TIMING = PROFILE.timing
 
 
 def accounted(record: Record) -> int:
-    return (
-        record.device_hit_tokens + record.restored_tokens + record.pulled_tokens + record.computed_tokens
-    )
+    return record.device_hit_tokens + record.restored_tokens + record.pulled_tokens + record.computed_tokens
 
 
 def test_a_cold_prompt_takes_what_the_model_says() -> None:

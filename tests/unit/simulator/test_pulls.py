@@ -28,9 +28,7 @@ def ask_elsewhere(two: Fleet, holder: str) -> Record:
     ids = [str(number) for number in range(1000, 1100)]
     busy = text(77, 500 + 4_000)
     two.timeline.at(now_s + 1.0, lambda: two.submit(busy, 500, 4_000))
-    two.timeline.at(
-        now_s + 2.0, lambda: found.append(two.submit(text(1, TOKENS + 8), TOKENS, 8, tag=ids[0]))
-    )
+    two.timeline.at(now_s + 2.0, lambda: found.append(two.submit(text(1, TOKENS + 8), TOKENS, 8, tag=ids[0])))
     two.run()
     return found[0]
 
