@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.telemetry.cost_metrics import CostMetrics
 from epp.telemetry.request_metrics import RequestMetrics
 from epp.thresholds.in_force import ThresholdState
 
@@ -78,11 +79,13 @@ class PickerMetrics:
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
         self.request = RequestMetrics(registry)
+        self._costs = CostMetrics(registry)
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
         self.decisions.labels(decision.choice.reason.value).inc()
         self.prefill_missing.inc(decision.prefill_missing)
+        self._costs.decided(decision.choice)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
             self.unverified_sources.inc(not decision.choice.source.verified)
