@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 
 from engine_plugin.identity import EndpointId
 from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes, ApproxSettings
@@ -39,6 +41,7 @@ from epp.core.types import (
 from epp.core.view_state import LookUp
 
 _NOTHING_PLACED = ApproxLookUp({})
+_new_row = partial(tuple.__new__, Candidate)  # of a tuple of its fields: in C, for a thousand at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class EndpointPicker:
         self._cache = cache
         self._endpoints: dict[EndpointId, Endpoint] = {}
         self._metrics: dict[EndpointId, EndpointMetrics] = {}
+        self._stale: dict[EndpointId, tuple[EndpointMetrics, EndpointMetrics]] = {}  # without figures
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._models = ModelNames(settings.base_models)
@@ -142,6 +146,7 @@ class EndpointPicker:
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.pop(endpoint_id, None)
+        self._stale.pop(endpoint_id, None)
         self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
@@ -252,13 +257,13 @@ class EndpointPicker:
     def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
         """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
         With roles, of the stage that is fuller: a request needs both."""
-        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints if not endpoint.draining]
+        rows = [row for row in self._rows(now_s) if not row.endpoint.draining]
         stages = [stage for stage in split_by_role(rows) if stage]
         return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints]
+        rows = self._rows(now_s)
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------
@@ -270,32 +275,53 @@ class EndpointPicker:
     def _candidates(
         self, request: SchedulingRequest, now_s: float
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
+        pool = [e for e in self.endpoints if not e.draining]
+        if request.subset is not None:
+            pool = [e for e in pool if _in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
         ids = [e.id for e in pool]
         look_up = self._cache.look_up(request, ids, now_s)
         placed = self._approx.look_up(request, ids) if self._approx else _NOTHING_PLACED
-        rows = [
-            self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH), placed.matches.get(e.id, NO_MATCH))
-            for e in pool
-        ]
-        return look_up, placed, rows
+        guesses: Iterable[PrefixMatch] = placed.matches.values() if placed.matches else repeat(NO_MATCH)
+        columns = zip(
+            pool,
+            self._current_metrics(ids, now_s),
+            self._ledger.loads(ids),
+            look_up.matches.values(),
+            guesses,
+            strict=False,  # `guesses` may be endless
+        )
+        return look_up, placed, list(map(_new_row, columns))
 
-    def _row(
-        self,
-        endpoint: Endpoint,
-        now_s: float,
-        match: PrefixMatch = NO_MATCH,
-        placed: PrefixMatch = NO_MATCH,
-    ) -> Candidate:
-        metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
-        if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
-            metrics = replace(
+    def _current_metrics(self, ids: Sequence[EndpointId], now_s: float) -> list[EndpointMetrics]:
+        """Of each; what is stale is unknown."""
+        known, max_age_s = self._metrics, self._settings.metrics_staleness_s
+        return [
+            m
+            if m.scraped_at_s is not None and now_s - m.scraped_at_s <= max_age_s
+            else self._without_figures(i, m)
+            for i, m in zip(ids, [known.get(i, UNKNOWN_METRICS) for i in ids], strict=True)
+        ]
+
+    def _without_figures(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> EndpointMetrics:
+        """Made once a scrape: a whole pool may be stale."""
+        if metrics is UNKNOWN_METRICS:
+            return metrics
+        last = self._stale.get(endpoint_id)
+        if last is None or last[0] is not metrics:
+            changed = replace(
                 metrics, waiting_requests=None, running_requests=None, kv_usage=None, loras=None
             )
-        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match, placed)
+            last = self._stale[endpoint_id] = metrics, changed
+        return last[1]
+
+    def _rows(self, now_s: float) -> list[Candidate]:
+        """Every endpoint, whatever is cached there."""
+        ids = [e.id for e in self.endpoints]
+        metrics, loads = self._current_metrics(ids, now_s), self._ledger.loads(ids)
+        return list(map(Candidate, self.endpoints, metrics, loads))
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:
@@ -362,8 +388,8 @@ def _decision(
     )
 
 
-def _in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
-    return subset is None or endpoint.host in subset or endpoint.address in subset
+def _in_subset(endpoint: Endpoint, subset: frozenset[str]) -> bool:
+    return endpoint.host in subset or endpoint.address in subset
 
 
 def _incompatible(row: Candidate, rows: Iterable[Candidate]) -> dict[str, str]:
