@@ -21,12 +21,14 @@ from epp.core.disagg import Placement, ProfileHandler, split_by_role
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.picker_results import EndpointSnapshot as EndpointSnapshot
+from epp.core.picker_results import make_decision, snapshots
 from epp.core.plugin import Follower, SaturationDetector
+from epp.core.scraped_metrics import ScrapedMetrics
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
     PULL_MISSED,
-    UNKNOWN_METRICS,
     Candidate,
     Endpoint,
     EndpointMetrics,
@@ -36,7 +38,6 @@ from epp.core.types import (
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
-    SourceChoice,
 )
 from epp.core.view_state import LookUp
 
@@ -65,14 +66,6 @@ class PickerSettings:
         return self.pull_deadline_s + 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSnapshot:
-    """One endpoint as the picker sees it now, for debug surfaces and gauges."""
-
-    candidate: Candidate
-    incompatible_with: Mapping[str, str]  # other endpoint -> first differing field
-
-
 class EndpointPicker:
     """Destination first, source second."""
 
@@ -80,8 +73,7 @@ class EndpointPicker:
         self._settings = settings
         self._cache = cache
         self._endpoints: dict[EndpointId, Endpoint] = {}
-        self._metrics: dict[EndpointId, EndpointMetrics] = {}
-        self._stale: dict[EndpointId, tuple[EndpointMetrics, EndpointMetrics]] = {}  # without figures
+        self._metrics = ScrapedMetrics()
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._models = ModelNames(settings.base_models)
@@ -145,22 +137,18 @@ class EndpointPicker:
             self._forget_placements(endpoint_id)
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
-        self._metrics.pop(endpoint_id, None)
-        self._stale.pop(endpoint_id, None)
+        self._metrics.forget(endpoint_id)
         self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims.
-        What is no finite number is unknown from here on."""
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
         if endpoint_id not in self._endpoints:
             return
-        metrics = metrics.without_nonsense()
-        before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
-        if metrics.asleep and not before.asleep:
+        if metrics.asleep and not self._metrics.last(endpoint_id).asleep:
             self._cache.distrust(endpoint_id)
             self._forget_placements(endpoint_id)
-        self._metrics[endpoint_id] = metrics
+        self._metrics.update(endpoint_id, metrics)
         self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
@@ -190,7 +178,7 @@ class EndpointPicker:
         refused_peers = self._sources.refused_by(computing, now_s)
         choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
         headers = self._tell_followers(context, candidates, placement)
-        decision = _decision(decision_id, request, placement, computing, choice, refused_peers, headers)
+        decision = make_decision(decision_id, request, placement, computing, choice, refused_peers, headers)
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
         endpoints = (decision.computing, decision.destination.id)
@@ -263,8 +251,7 @@ class EndpointPicker:
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = self._rows(now_s)
-        return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
+        return snapshots(self._rows(now_s))
 
     # --- inside ---------------------------------------------------------------------------------
     def _learn(self, decision_id: str) -> None:
@@ -287,7 +274,7 @@ class EndpointPicker:
         guesses: Iterable[PrefixMatch] = placed.matches.values() if placed.matches else repeat(NO_MATCH)
         columns = zip(
             pool,
-            self._current_metrics(ids, now_s),
+            self._metrics.current(ids, now_s, self._settings.metrics_staleness_s),
             self._ledger.loads(ids),
             look_up.matches.values(),
             guesses,
@@ -295,32 +282,11 @@ class EndpointPicker:
         )
         return look_up, placed, list(map(_new_row, columns))
 
-    def _current_metrics(self, ids: Sequence[EndpointId], now_s: float) -> list[EndpointMetrics]:
-        """Of each; what is stale is unknown."""
-        known, max_age_s = self._metrics, self._settings.metrics_staleness_s
-        return [
-            m
-            if m.scraped_at_s is not None and now_s - m.scraped_at_s <= max_age_s
-            else self._without_figures(i, m)
-            for i, m in zip(ids, [known.get(i, UNKNOWN_METRICS) for i in ids], strict=True)
-        ]
-
-    def _without_figures(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> EndpointMetrics:
-        """Made once a scrape: a whole pool may be stale."""
-        if metrics is UNKNOWN_METRICS:
-            return metrics
-        last = self._stale.get(endpoint_id)
-        if last is None or last[0] is not metrics:
-            changed = replace(
-                metrics, waiting_requests=None, running_requests=None, kv_usage=None, loras=None
-            )
-            last = self._stale[endpoint_id] = metrics, changed
-        return last[1]
-
     def _rows(self, now_s: float) -> list[Candidate]:
         """Every endpoint, whatever is cached there."""
         ids = [e.id for e in self.endpoints]
-        metrics, loads = self._current_metrics(ids, now_s), self._ledger.loads(ids)
+        metrics = self._metrics.current(ids, now_s, self._settings.metrics_staleness_s)
+        loads = self._ledger.loads(ids)
         return list(map(Candidate, self.endpoints, metrics, loads))
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
@@ -359,46 +325,5 @@ class EndpointPicker:
         )
 
 
-def _decision(
-    decision_id: str,
-    request: SchedulingRequest,
-    placement: Placement,
-    computing: Candidate,
-    choice: SourceChoice,
-    refused_peers: frozenset[str],
-    headers: tuple[tuple[str, str], ...],
-) -> SchedulingDecision:
-    winner, *rest = placement.primary.picked
-    return SchedulingDecision(
-        decision_id=decision_id,
-        request_id=request.request_id,
-        destination=winner.candidate.endpoint,
-        fallbacks=tuple(s.candidate.endpoint for s in rest),
-        prefill=placement.prefill.winner.endpoint if placement.prefill else None,
-        choice=choice,
-        scored=placement.primary.scored,
-        computing=computing.endpoint.id,
-        computing_cached_tokens=computing.match.cached_tokens,
-        model=request.model,
-        prompt_tokens=None if request.token_ids is None else request.prompt_tokens,
-        computed_by=computing,
-        refused_peers=refused_peers,
-        prefill_missing=placement.prefill_missing,
-        response_headers=headers,
-    )
-
-
 def _in_subset(endpoint: Endpoint, subset: frozenset[str]) -> bool:
     return endpoint.host in subset or endpoint.address in subset
-
-
-def _incompatible(row: Candidate, rows: Iterable[Candidate]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if row.metrics.info is None:
-        return found
-    for other in rows:
-        if other.endpoint.id != row.endpoint.id and other.metrics.info is not None:
-            field = row.metrics.info.mismatch(other.metrics.info)
-            if field is not None:
-                found[str(other.endpoint.id)] = field
-    return found

@@ -40,25 +40,12 @@ def match(view: CacheView, endpoint: EndpointId) -> PrefixMatch:
     return view.match(REQUEST, [endpoint])[endpoint]
 
 
+OPS = ("connect", "disconnect", "replay_ok", "replay_failed", "live", "replayed", "undecodable", "odd_group")
+OPS += ("distrust", "missed", "readd", "adopt")
 Op = tuple[str, int]
 ops = st.lists(
     st.tuples(
-        st.sampled_from(
-            [
-                "connect",
-                "disconnect",
-                "replay_ok",
-                "replay_failed",
-                "live",
-                "replayed",
-                "undecodable",
-                "odd_group",
-                "distrust",
-                "missed",
-                "readd",
-                "adopt",
-            ]
-        ),
+        st.sampled_from(OPS),
         st.integers(0, 3),
     ),
     max_size=14,
