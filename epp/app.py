@@ -43,6 +43,7 @@ from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
+from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
@@ -150,9 +151,10 @@ class _App:
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
-        self._registry.register(StreamCollector(self._open_streams))
+        self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
+        self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry

@@ -23,6 +23,7 @@ from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.tokenise import Tokeniser
 from epp.telemetry.metrics import PickerMetrics
+from epp.telemetry.request_metrics import RequestNames, RequestSeries
 from sidecar import wire as sidecar_wire
 from sidecar.routing_auth import RoutingClaims, sign_routing
 
@@ -37,6 +38,8 @@ class _InFlight:
 
     decision_id: str
     decided_at_s: float
+    names: RequestNames
+    series: RequestSeries
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class _Asked:
     body: bytes
     headers: Mapping[str, str]
     wishes: Wishes
+    started_s: float
     new_body: bytes | None = None
     rename_model: tuple[str, str] | None = None
 
@@ -79,28 +83,23 @@ class Director:
         Raises:
             PickerError: with the status and reason the client is to see.
         """
-        self._metrics.requests.inc()
-        asked = _Asked(head, body or b"", _read_headers(head), read_wishes(head.headers))
-        try:
-            if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
-                return self._decide_long(asked)
-            parsed = parse_request(asked.body, head.path, asked.headers)
-            prompt = parsed.prompt
-            if prompt is None or self._tokeniser is None:
-                return self._route(asked, parsed, None)
-            plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
-            if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
-                return self._route(asked, parsed, self._tokeniser.token_ids_at_once(prompt))
-            return self._decide_tokens(asked, parsed)
-        except PickerError as error:
-            self._metrics.errors.labels(error.reason).inc()
-            raise
+        asked = _Asked(head, body or b"", _read_headers(head), read_wishes(head.headers), self._clock())
+        if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
+            return self._decide_long(asked)
+        parsed = self._understood(asked)
+        prompt = parsed.prompt
+        if prompt is None or self._tokeniser is None:
+            return self._route(asked, parsed, None)
+        plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
+        if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
+            return self._route(asked, parsed, self._tokeniser.token_ids_at_once(prompt))
+        return self._decide_tokens(asked, parsed)
 
     async def _decide_long(self, asked: _Asked) -> Routing:
         try:
             parsed, asked = await asyncio.to_thread(_read, asked)
         except PickerError as error:
-            self._metrics.errors.labels(error.reason).inc()
+            self._metrics.request.unread(error.reason)
             raise
         return await self._decide_tokens(asked, parsed)
 
@@ -108,22 +107,36 @@ class Director:
         token_ids = None
         if parsed.prompt is not None and self._tokeniser is not None:
             token_ids = await self._tokeniser.token_ids(parsed.prompt)
+        return self._route(asked, parsed, token_ids)
+
+    def _understood(self, asked: _Asked) -> ParsedRequest:
         try:
-            return self._route(asked, parsed, token_ids)
+            return parse_request(asked.body, asked.head.path, asked.headers)
         except PickerError as error:
-            self._metrics.errors.labels(error.reason).inc()
+            self._metrics.request.unread(error.reason)
             raise
 
     def _route(self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
         """Schedule and book in one breath."""
+        names, series = self._count(asked, parsed, token_ids)
         request = self._scheduling_request(asked.head, parsed, token_ids)
-        if asked.wishes.if_available:
-            request = replace(request, subset=self._holders(request))
-        started_s = self._clock()
-        decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
-        self._metrics.decided(decision, self._clock() - started_s)
+        target = self._metrics.request.label(names.target)
+        try:
+            if asked.wishes.if_available:
+                request = replace(request, subset=self._holders(request))
+            started_s = self._clock()
+            decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
+        except PickerError as error:
+            self._metrics.attempts.failed(target)
+            self._metrics.request.refused(series, error.reason)
+            raise
+        ended_s = self._clock()
+        self._metrics.decided(decision, ended_s - started_s)
+        self._metrics.attempts.chosen(decision.destination, target)
+        self._metrics.processing_s.observe(ended_s - asked.started_s)
+        self._metrics.request.started(series)
         _log_decision(decision, request)
-        return self._routing(decision, started_s, asked)
+        return self._routing(decision, asked, _InFlight(decision.decision_id, started_s, names, series))
 
     def _holders(self, request: SchedulingRequest) -> frozenset[str]:
         """Addresses of the endpoints whose cache has every whole block of the prompt.
@@ -154,28 +167,36 @@ class Director:
     def first_token(self, token: object) -> None:
         assert isinstance(token, _InFlight)
         self._picker.first_token(token.decision_id)
-        self._metrics.ttft_s.observe(self._clock() - token.decided_at_s)
 
     def finished(self, token: object, outcome: Outcome) -> None:
         assert isinstance(token, _InFlight)
         self._picker.release(token.decision_id, outcome)
-        duration_s = self._clock() - token.decided_at_s
-        self._metrics.duration_s.observe(duration_s)
-        self._metrics.request.ended(outcome, duration_s)
+        self._metrics.request.ended(token.series, token.names, outcome, self._clock() - token.decided_at_s)
 
-    def _scheduling_request(
-        self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None
-    ) -> SchedulingRequest:
+    def _count(
+        self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None
+    ) -> tuple[RequestNames, RequestSeries]:
         models = self._picker.models
         is_base = models.is_base(parsed.model)
         if not is_base and not models.any_known:
             self._warn_no_base_model()
-        self._metrics.request.asked(parsed.model, parsed.size_bytes, is_base=is_base)
         if token_ids is None:
             reason = "no_tokenizer" if self._tokeniser is None else "tokenizer"
             if parsed.prompt is None:
                 reason = parsed.no_prompt or "no_prompt"
             self._metrics.untokenised.labels(reason).inc()
+        named = parsed.model if asked.rename_model is None else asked.rename_model[1]
+        names = RequestNames(named, parsed.model, asked.wishes.fairness_id)
+        series = self._metrics.request.asked(names, parsed.size_bytes, is_base=is_base)
+        if asked.rename_model is not None:
+            label = self._metrics.request.label
+            self._metrics.rewrites.labels("header", label(names.model), label(names.target)).inc()
+        return names, series
+
+    def _scheduling_request(
+        self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None
+    ) -> SchedulingRequest:
+        models = self._picker.models
         return SchedulingRequest(
             request_id=head.request_id,
             model=parsed.model,
@@ -194,7 +215,7 @@ class Director:
                 "a model match nothing; if this lasts, set servedModelNames of the token-producer"
             )
 
-    def _routing(self, decision: SchedulingDecision, decided_at_s: float, asked: _Asked) -> Routing:
+    def _routing(self, decision: SchedulingDecision, asked: _Asked, token: _InFlight) -> Routing:
         """Every routing header is either ours or gone, whatever the client sent."""
         destination = ",".join(e.address for e in (decision.destination, *decision.fallbacks))
         headers = {
@@ -223,7 +244,7 @@ class Director:
             set_headers=headers,
             remove_headers=removed,
             body=asked.new_body,
-            token=_InFlight(decision.decision_id, decided_at_s),
+            token=token,
             rename_model=asked.rename_model,
         )
 

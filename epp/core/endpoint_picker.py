@@ -209,9 +209,13 @@ class EndpointPicker:
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
 
+    def rows(self, now_s: float) -> list[Candidate]:
+        """Every endpoint with its metrics and load, in the order of ids."""
+        return [self._row(endpoint, now_s) for endpoint in self.endpoints]
+
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints]
+        rows = self.rows(now_s)
         return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
 
     # --- inside ---------------------------------------------------------------------------------

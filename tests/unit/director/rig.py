@@ -98,8 +98,14 @@ class Rig:
         return generate_latest(self.registry).decode()
 
     def value(self, sample: str) -> float:
-        """One line of the metrics page; 0.0 where it is absent."""
-        for line in self.metrics_page().splitlines():
-            if line.startswith(sample + " "):
-                return float(line.rpartition(" ")[2])
-        return 0.0
+        """A sample as it is written on the page; of the labels it does not name, the sum. 0.0: absent."""
+        name, _, labels = sample.partition("{")
+        wanted = {
+            key: text.strip('"') for key, _, text in (p.partition("=") for p in labels[:-1].split(",") if p)
+        }
+        return sum(
+            found.value
+            for family in self.registry.collect()
+            for found in family.samples
+            if found.name == name and wanted.items() <= found.labels.items()
+        )
