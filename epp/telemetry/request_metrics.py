@@ -95,7 +95,6 @@ class RequestMetrics(Collector):
         self._by_model.labels("none" if not names.model else "base" if is_base else "other").inc()
         if is_base:
             self._models.admit(names.target)
-            self._models.admit(names.model)
         series = self._find(names)
         series.total += 1
         series.histograms["size_bytes"].observe(size_bytes)

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what a real picker and a real sidecar show: names, types, labels, in both directions."""
+"""docs/metrics.md says what a real picker and a real sidecar show: names, types, labels; both ways."""
 
 from __future__ import annotations
 
