@@ -38,7 +38,7 @@ from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
-from epp.settings import check_ready_fd, ledger_file, replica_settings, server_settings
+from epp.settings import check_ready_fd, ledger_file, replica_settings, server_settings, span_exporter
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
@@ -47,6 +47,7 @@ from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
+from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.in_force import ThresholdState
 from sidecar.pool_watch.metrics import WatchCollector
@@ -139,11 +140,13 @@ class _App:
             self._picker, self._pull_metrics, self._registry, ledger_file(arguments)
         )
         self._tokeniser = self._build_tokeniser(config)
+        self._exporter = span_exporter(arguments)
         self._director = Director(
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
+            tracer=None if self._exporter is None else self._exporter.tracer(),
         )
         conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
         self._server = ExtProcServer(
@@ -160,6 +163,7 @@ class _App:
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
         )
         implementation.labels(choice.implementation).set(1)
+        self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
@@ -214,6 +218,8 @@ class _App:
         running = [*self._membership.running(), self._inputs.run(), self._ledger.run()]
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
+        if self._exporter is not None:
+            running.append(self._exporter.run())
         return running
 
     async def _serve_with(self, background: list[asyncio.Task[None]]) -> None:

@@ -24,8 +24,10 @@ from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.tokenise import Tokeniser
 from epp.telemetry.metrics import PickerMetrics
 from epp.telemetry.request_metrics import RequestNames, RequestSeries
+from epp.telemetry.request_trace import RequestTrace
 from sidecar import wire as sidecar_wire
 from sidecar.routing_auth import RoutingClaims, sign_routing
+from sidecar.tracing.spans import TRACEPARENT, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class _InFlight:
     decided_at_s: float
     names: RequestNames
     series: RequestSeries
+    trace: RequestTrace | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class _Asked:
     headers: Mapping[str, str]
     wishes: Wishes
     started_s: float
+    trace: RequestTrace | None
     new_body: bytes | None = None
     rename_model: tuple[str, str] | None = None
 
@@ -65,6 +69,7 @@ class Director:
         metrics: PickerMetrics,
         *,
         routing_key: bytes | None = None,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -73,6 +78,7 @@ class Director:
         self._tokeniser = tokeniser
         self._metrics = metrics
         self._routing_key = routing_key
+        self._tracer = tracer
         self._clock = clock
         self._unix_clock = unix_clock
         self._warned = False
@@ -83,7 +89,9 @@ class Director:
         Raises:
             PickerError: with the status and reason the client is to see.
         """
-        asked = _Asked(head, body or b"", _read_headers(head), read_wishes(head.headers), self._clock())
+        trace = None if self._tracer is None else RequestTrace(self._tracer, head.headers)
+        wishes = read_wishes(head.headers)
+        asked = _Asked(head, body or b"", _read_headers(head), wishes, self._clock(), trace)
         if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
             return self._decide_long(asked)
         parsed = self._understood(asked)
@@ -99,26 +107,39 @@ class Director:
         try:
             parsed, asked = await asyncio.to_thread(_read, asked)
         except PickerError as error:
-            self._metrics.request.unread(error.reason)
+            self._unread(asked, error)
             raise
         return await self._decide_tokens(asked, parsed)
 
     async def _decide_tokens(self, asked: _Asked, parsed: ParsedRequest) -> Routing:
         token_ids = None
-        if parsed.prompt is not None and self._tokeniser is not None:
-            token_ids = await self._tokeniser.token_ids(parsed.prompt)
+        try:
+            if parsed.prompt is not None and self._tokeniser is not None:
+                token_ids = await self._tokeniser.token_ids(parsed.prompt)
+        except asyncio.CancelledError:
+            if asked.trace is not None:
+                asked.trace.failed("client_gone")
+            raise
         return self._route(asked, parsed, token_ids)
 
     def _understood(self, asked: _Asked) -> ParsedRequest:
         try:
             return parse_request(asked.body, asked.head.path, asked.headers)
         except PickerError as error:
-            self._metrics.request.unread(error.reason)
+            self._unread(asked, error)
             raise
+
+    def _unread(self, asked: _Asked, error: PickerError) -> None:
+        self._metrics.request.unread(error.reason)
+        if asked.trace is not None:
+            asked.trace.failed(error.reason)
 
     def _route(self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
         """Schedule and book in one breath."""
         names, series = self._count(asked, parsed, token_ids)
+        trace = asked.trace
+        if trace is not None:
+            trace.tokenised(None if token_ids is None else len(token_ids))
         request = self._scheduling_request(asked.head, parsed, token_ids)
         target = self._metrics.request.label(names.target)
         try:
@@ -129,14 +150,20 @@ class Director:
         except PickerError as error:
             self._metrics.attempts.failed(target)
             self._metrics.request.refused(series, error.reason)
+            if trace is not None:
+                trace.failed(error.reason)
             raise
         ended_s = self._clock()
         self._metrics.decided(decision, ended_s - started_s)
         self._metrics.attempts.chosen(decision.destination, target)
         self._metrics.processing_s.observe(ended_s - asked.started_s)
         self._metrics.request.started(series)
+        if trace is not None:
+            trace.decided(decision)
         _log_decision(decision, request)
-        return self._routing(decision, asked, _InFlight(decision.decision_id, started_s, names, series))
+        return self._routing(
+            decision, asked, _InFlight(decision.decision_id, started_s, names, series, trace)
+        )
 
     def _holders(self, request: SchedulingRequest) -> frozenset[str]:
         """Addresses of the endpoints whose cache has every whole block of the prompt.
@@ -171,6 +198,8 @@ class Director:
     def finished(self, token: object, outcome: Outcome) -> None:
         assert isinstance(token, _InFlight)
         self._picker.release(token.decision_id, outcome)
+        if token.trace is not None:
+            token.trace.ended(outcome)
         self._metrics.request.ended(token.series, token.names, outcome, self._clock() - token.decided_at_s)
 
     def _count(
@@ -222,6 +251,8 @@ class Director:
             sidecar_wire.REQUEST_ID: decision.request_id,
             sidecar_wire.DECISION_ID: decision.decision_id,
         }
+        if asked.trace is not None:
+            headers[TRACEPARENT] = asked.trace.context.traceparent
         if decision.prefill is not None:
             headers[sidecar_wire.PREFILLER_HOST_PORT] = decision.prefill.address
         if decision.kv_source is not None:
