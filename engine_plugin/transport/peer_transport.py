@@ -20,7 +20,7 @@ from engine_plugin.transport.control.inbound import Listener
 from engine_plugin.transport.control.leases import LeaseBook
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolTls
-from engine_plugin.transport.control.serving import Producer
+from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
@@ -77,20 +77,20 @@ class PeerTransport:
         name = f"{identity.instance}-{identity.rank}"
         self._movers = MoverSupervisor(name, tier, limits, self._mover_changed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener = Listener(
-            Producer(
-                identity=identity,
-                store=store,
-                checksums=checksums,
-                movers=self._movers,
-                leases=LeaseBook(store, limits, self.stats),
-                limits=limits,
-                stats=self.stats,
-                faults=faults,
-                tasks=self._tasks,
-            ),
-            None if tls is None else tls.server,
+        self._producer = Producer(
+            identity=identity,
+            store=store,
+            checksums=checksums,
+            movers=self._movers,
+            leases=LeaseBook(store, limits, self.stats),
+            leasing=leasing_turns(limits, tier.total_bytes),
+            moves=moving_turns(limits),
+            limits=limits,
+            stats=self.stats,
+            faults=faults,
+            tasks=self._tasks,
         )
+        self._listener = Listener(self._producer, None if tls is None else tls.server)
         caller = Caller(
             identity, None if tls is None else tls.client, limits, self.stats, local_host=listen[0]
         )

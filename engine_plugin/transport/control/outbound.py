@@ -130,7 +130,9 @@ class OutboundSession:
             MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
         )
 
-    async def lookup(self, kv_request_id: str, hashes: Sequence[bytes], wait_s: float) -> Found | Declined:
+    async def lookup(
+        self, kv_request_id: str, hashes: Sequence[bytes], *, wait_s: float, patience_s: float
+    ) -> Found | Declined:
         """Ask; the caller bounds the wait, and cancelling takes the question back.
 
         Raises:
@@ -140,7 +142,15 @@ class OutboundSession:
         answer: asyncio.Future[Found | Declined | None] = self._loop.create_future()
         self._lookups[request_id] = answer
         try:
-            self._channel.send(Lookup(request_id, kv_request_id, list(hashes), int(wait_s * 1000)))
+            self._channel.send(
+                Lookup(
+                    request_id,
+                    kv_request_id,
+                    list(hashes),
+                    int(wait_s * 1000),
+                    max(0, int(patience_s * 1000)),
+                )
+            )
             if self.closed.done():
                 answer.set_result(None)
             found = await answer
@@ -156,7 +166,12 @@ class OutboundSession:
         return found
 
     def move(
-        self, lease_id: str, mover: Mover, slots: tuple[int, ...], generations: tuple[int, ...]
+        self,
+        lease_id: str,
+        mover: Mover,
+        slots: tuple[int, ...],
+        generations: tuple[int, ...],
+        patience_s: float,
     ) -> MoveCall:
         """Ask to have `slots` written; the answer is in the call's `ended`.
 
@@ -170,7 +185,10 @@ class OutboundSession:
             self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
         )
         self._moves[call.id] = call
-        self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations)))
+        patience_ms = max(0, int(patience_s * 1000))
+        self._channel.send(
+            Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations), patience_ms)
+        )
         return call
 
     def cancel(self, call: MoveCall) -> None:
