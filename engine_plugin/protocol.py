@@ -98,7 +98,8 @@ class Lookup(Message, frozen=True, tag="lookup"):
 
 
 class Found(Message, frozen=True, tag="found"):
-    """A lease over the first `len(checksums)` blocks asked, for `lease_ms`."""
+    """A lease over the first `len(generations)` blocks asked, for `lease_ms`. No checksums: the server makes
+    none, and a client that wants them refuses the offer."""
 
     id: Id
     lease_id: Token

@@ -106,10 +106,12 @@ class Consumer:
         if isinstance(found, Declined):
             self._count_limit(found, session)
             raise PullError(_DECLINED[found.reason], found.detail)
-        if not 0 < len(found.checksums) == len(found.generations) <= len(hashes):
+        blocks = len(found.generations)
+        checkable = len(found.checksums) == blocks or not self._checksums.enabled
+        if not (0 < blocks <= len(hashes) and checkable):
             session.release(found.lease_id)
             raise PullError(PullReason.PROTOCOL, f"{format_address(source)} offers what was not asked")
-        self._stats.offered_blocks += len(found.checksums)
+        self._stats.offered_blocks += blocks
         return self._open(session, source, kv_request_id, found)
 
     def _open(self, session: OutboundSession, source: Address, kv_request_id: str, found: Found) -> Offer:
@@ -122,7 +124,7 @@ class Consumer:
             source=source,
             peer=session.peer,
             kv_request_id=kv_request_id,
-            hit_blocks=len(found.checksums),
+            hit_blocks=len(found.generations),
             generations=tuple(found.generations),
             checksums=tuple(found.checksums),
             expires_at_s=asyncio.get_running_loop().time() + found.lease_ms / 1000,

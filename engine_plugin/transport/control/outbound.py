@@ -238,14 +238,15 @@ class OutboundSession:
         self._moves.clear()
 
     async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_s)
-            silent_s = self._loop.time() - self._channel.heard_at_s
-            if silent_s > self._limits.silence_s:
-                log.warning("%s is silent for %.1f s", format_address(self.source), silent_s)
-                self._channel.abort()
-                return
+        """Unanswered questions and not time tell silence: a loop of ours that was held up has not asked."""
+        unanswered = 0
+        while unanswered * self._limits.ping_s < self._limits.silence_s:
             self._channel.send(Ping())
+            asked_s = self._loop.time()
+            await asyncio.sleep(self._limits.ping_s)
+            unanswered = 0 if self._channel.heard_at_s >= asked_s else unanswered + 1
+        log.warning("%s has left %d questions unanswered", format_address(self.source), unanswered)
+        self._channel.abort()
 
     def _hear(self, message: ServerMessage) -> None:
         match message:
