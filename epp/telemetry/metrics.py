@@ -69,6 +69,11 @@ class PickerMetrics:
             "Sources named although one of the two engines reports no kvpull_engine_info.",
             registry=registry,
         )
+        self.prefill_missing = Counter(
+            "kvpull_epp_prefill_missing",
+            "Requests that were to be split and found no prefill endpoint; decoded without one.",
+            registry=registry,
+        )
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
@@ -77,6 +82,7 @@ class PickerMetrics:
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
         self.decisions.labels(decision.choice.reason.value).inc()
+        self.prefill_missing.inc(decision.prefill_missing)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
             self.unverified_sources.inc(not decision.choice.source.verified)

@@ -142,12 +142,13 @@ async def picker_process(
     kubeconfig: Path | None = None,
     grpc_port: int = 0,
     lame_duck: str = "0s",
+    config: str = CONFIG,
 ) -> AsyncIterator[Picker]:
     """`inputs`: flags that say where endpoints and thresholds come from, instead of files."""
     if not inputs:
         inputs = ("--endpoints-file", str(folder / "endpoints.json"))
         inputs += ("--thresholds-dir", str(folder / "thresholds"))
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(config)
     (folder / "token").write_text(TOKEN)
     (folder / "endpoints.json").write_text(json.dumps({"endpoints": rows}))
     arguments = (
