@@ -23,7 +23,7 @@ cdef class _Waiting:
 
 
 cdef enum:
-    STRIDE = 64  # blocks whose records are fetched ahead
+    STRIDE = 32  # blocks whose records are fetched ahead
 
 
 cdef struct Counts:
@@ -193,6 +193,9 @@ cdef class CompiledBlocks:
                 )
                 map_prefetch(&self.table.table.rows, key)
             for i in range(stride):
+                map_prefetch_slot(&self.names, words[i])
+                map_prefetch_slot(&self.table.table.rows, keys[i])
+            for i in range(stride):
                 self._hold(words[i], keys[i], tier)
             done += stride
         return 0
@@ -271,8 +274,7 @@ cdef class CompiledBlocks:
 
     cdef int _add_record(self, uint64_t word, uint64_t key, uint32_t tag) except -1:
         """A record that was not there, with at least one copy; claims them."""
-        cdef int fresh
-        cdef uint8_t *record = map_put(&self.names, word, tag, &fresh)
+        cdef uint8_t *record = map_add(&self.names, word, tag)
         if record == NULL:
             raise MemoryError
         save_u64(record + MAP_VALUE_AT, key)
@@ -441,10 +443,35 @@ cdef class CompiledBlocks:
             for i in range(stride):
                 words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
                 map_prefetch(&self.names, words[i])
+            self._fetch_for_removal(words, stride)
             for i in range(stride):
                 self._remove(words[i], tier)
             done += stride
         return 0
+
+    cdef void _fetch_for_removal(self, const uint64_t *words, uint32_t count) noexcept:
+        """Fetch the records of `words`, their rows, and the remembered records that they push out."""
+        cdef uint32_t node, i
+        cdef uint32_t oldest = self.oldest if self.remembered_count + count > self.max_remembered else NOWHERE
+        cdef uint8_t *record
+        node = oldest
+        for i in range(count):
+            map_prefetch_slot(&self.names, words[i])
+            if node != NOWHERE:
+                map_prefetch(&self.names, self.nodes[node].name)
+                node = self.nodes[node].after
+        node = oldest
+        for i in range(count):
+            record = map_find(&self.names, words[i])
+            if record != NULL:
+                map_prefetch(&self.table.table.rows, _key(record))
+            if node != NOWHERE:
+                map_prefetch_slot(&self.names, self.nodes[node].name)
+                node = self.nodes[node].after
+        for i in range(count):
+            record = map_find(&self.names, words[i])
+            if record != NULL:
+                map_prefetch_slot(&self.table.table.rows, _key(record))
 
     cdef int _remove(self, uint64_t word, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)
