@@ -39,7 +39,7 @@ cdef extern from "_holder_table.h":
         uint64_t *account
     ctypedef struct map_cursor:
         uint64_t dir
-        uint32_t mark
+        uint32_t slot
     ctypedef struct holder_set:
         uint64_t blocks
     ctypedef struct holder_table:
@@ -61,7 +61,6 @@ cdef extern from "_holder_table.h":
     void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) noexcept
     void map_free(u64_map *m) noexcept
     void map_prefetch(const u64_map *m, uint64_t key) noexcept
-    void map_prefetch_slot(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept

@@ -23,7 +23,7 @@ cdef class _Waiting:
 
 
 cdef enum:
-    STRIDE = 32  # blocks whose records are fetched ahead
+    STRIDE = 32  # blocks whose records are fetched ahead: more would push each other out
 
 
 cdef struct Counts:
@@ -192,9 +192,6 @@ cdef class CompiledBlocks:
                     self.hash.secrets.words, key, tokens + (done + i) * block_bytes, block_bytes
                 )
                 map_prefetch(&self.table.table.rows, key)
-            for i in range(stride):
-                map_prefetch_slot(&self.names, words[i])
-                map_prefetch_slot(&self.table.table.rows, keys[i])
             for i in range(stride):
                 self._hold(words[i], keys[i], tier)
             done += stride
@@ -450,28 +447,18 @@ cdef class CompiledBlocks:
         return 0
 
     cdef void _fetch_for_removal(self, const uint64_t *words, uint32_t count) noexcept:
-        """Fetch the records of `words`, their rows, and the remembered records that they push out."""
-        cdef uint32_t node, i
-        cdef uint32_t oldest = self.oldest if self.remembered_count + count > self.max_remembered else NOWHERE
+        """Fetch the rows of the records of `words`, and the remembered records that those push out."""
+        cdef uint32_t i, node = NOWHERE
         cdef uint8_t *record
-        node = oldest
-        for i in range(count):
-            map_prefetch_slot(&self.names, words[i])
-            if node != NOWHERE:
-                map_prefetch(&self.names, self.nodes[node].name)
-                node = self.nodes[node].after
-        node = oldest
+        if self.remembered_count + count > self.max_remembered:
+            node = self.oldest
         for i in range(count):
             record = map_find(&self.names, words[i])
             if record != NULL:
                 map_prefetch(&self.table.table.rows, _key(record))
             if node != NOWHERE:
-                map_prefetch_slot(&self.names, self.nodes[node].name)
+                map_prefetch(&self.names, self.nodes[node].name)
                 node = self.nodes[node].after
-        for i in range(count):
-            record = map_find(&self.names, words[i])
-            if record != NULL:
-                map_prefetch_slot(&self.table.table.rows, _key(record))
 
     cdef int _remove(self, uint64_t word, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)

@@ -241,10 +241,8 @@ static inline void walk_note(holder_walk *w, uint32_t pair, uint32_t lane, uint6
 static int table_walk(const holder_table *t, holder_walk *w, const uint64_t *keys, size_t count,
                       int64_t depth) {
     for (size_t i = 0; i < count; i++) {
-        if (i % WALK_STRIDE == 0) {
+        if (i % WALK_STRIDE == 0)
             for (size_t j = i; j < count && j < i + WALK_STRIDE; j++) map_prefetch(&t->rows, keys[j]);
-            for (size_t j = i; j < count && j < i + WALK_STRIDE; j++) map_prefetch_slot(&t->rows, keys[j]);
-        }
         const uint8_t *row = map_find(&t->rows, keys[i]);
         uint32_t id = row ? map_tag(row) : HOLDERS_NONE;
         if (id == w->last && id != HOLDERS_NONE) continue;
