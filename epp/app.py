@@ -28,6 +28,7 @@ from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
+from epp.core.index_limits import IndexLimits
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
@@ -136,7 +137,7 @@ class _App:
                 approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
             ),
             CacheView(
-                choice.make(seed),
+                choice.make(seed, IndexLimits(max_bytes=arguments.index_max_bytes)),
                 salt_key=key_files.salt_key(arguments.salt_key_file),
                 speculation=config.speculation,
             ),

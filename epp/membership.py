@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
@@ -88,8 +89,10 @@ class Membership:
         endpoint = replace(endpoint_of(row), draining=draining)
         if self._picker.upsert_endpoint(endpoint, has_replay=source.has_replay):
             self.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
-            self._replicas.offer(self._picker, row.id, source.host, source.events_port)
-        self.events.add_endpoint(row.id, source)
+            subscribe = partial(self.events.add_endpoint, row.id, source)
+            self._replicas.offer(self._picker, row.id, source.host, source.events_port, subscribe)
+        elif not self._replicas.is_adopting(row.id):
+            self.events.add_endpoint(row.id, source)
         self._reports.upsert(row.id, row.host)
         self._scraper.upsert(scrape_target_of(row))
         self.on_room()
@@ -100,6 +103,7 @@ class Membership:
         self._scraper.remove(endpoint)
         self._reports.remove(endpoint)
         self.events.remove_endpoint(endpoint)
+        self._replicas.withdraw(endpoint)
         self._picker.remove_endpoint(endpoint)
         self.refusals.forget(endpoint)
         log.info("endpoint %s has left", endpoint)
