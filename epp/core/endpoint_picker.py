@@ -8,16 +8,18 @@ Metrics, endpoint changes and, through `cache`, the engines' events enter sidewa
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine_plugin.identity import EndpointId
+from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes, ApproxSettings
 from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
-from epp.core.disagg import Placement, ProfileHandler
+from epp.core.disagg import Placement, ProfileHandler, split_by_role
 from epp.core.errors import NoEndpoints
-from epp.core.load_ledger import LoadLedger
+from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.plugin import Follower, SaturationDetector
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
@@ -36,6 +38,8 @@ from epp.core.types import (
 )
 from epp.core.view_state import LookUp
 
+_NOTHING_PLACED = ApproxLookUp({})
+
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
@@ -47,6 +51,10 @@ class PickerSettings:
     ledger_capacity: int = 4096
     pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
     base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
+    approx: ApproxSettings | None = None  # None: nothing is concluded from placements
+    estimate: LoadEstimate = BY_ENGINE_REPORTS
+    followers: tuple[Follower, ...] = ()  # plugins that remember where requests went
+    header_names: frozenset[str] = frozenset()  # request headers that plugins read
 
     @property
     def pull_lease_s(self) -> float:
@@ -75,6 +83,7 @@ class EndpointPicker:
         self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
+        self._approx = ApproxPrefixes(settings.approx) if settings.approx else None
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
         self._now_s = 0.0  # as last heard: good enough to age what was learned
 
@@ -91,6 +100,16 @@ class EndpointPicker:
     @property
     def models(self) -> ModelNames:
         return self._models
+
+    @property
+    def reads_placements(self) -> bool:
+        """Prompts without exact tokens are worth cutting into pieces."""
+        return self._approx is not None
+
+    @property
+    def header_names(self) -> frozenset[str]:
+        """Request headers that plugins read, in lower case."""
+        return self._settings.header_names
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -119,6 +138,7 @@ class EndpointPicker:
         """Forget an endpoint. Load booked on it ends with its own requests."""
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
+            self._forget_placements(endpoint_id)
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.pop(endpoint_id, None)
@@ -126,12 +146,15 @@ class EndpointPicker:
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims.
+        What is no finite number is unknown from here on."""
         if endpoint_id not in self._endpoints:
             return
+        metrics = metrics.without_nonsense()
         before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
         if metrics.asleep and not before.asleep:
             self._cache.distrust(endpoint_id)
+            self._forget_placements(endpoint_id)
         self._metrics[endpoint_id] = metrics
         self._models.report(endpoint_id, metrics.model_name)
 
@@ -155,16 +178,20 @@ class EndpointPicker:
             NoEndpoints: nothing can serve this request.
         """
         self.expire(now_s)
-        look_up, candidates = self._candidates(request, now_s)
+        look_up, placed, candidates = self._candidates(request, now_s)
         context = ScheduleContext(request, now_s, random.Random(request.request_id))
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
         refused_peers = self._sources.refused_by(computing, now_s)
         choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
-        decision = _decision(decision_id, request, placement, computing, choice, refused_peers)
+        headers = self._tell_followers(context, candidates, placement)
+        decision = _decision(decision_id, request, placement, computing, choice, refused_peers, headers)
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
-        self._cache.place(decision_id, look_up, (decision.computing, decision.destination.id), now_s)
+        endpoints = (decision.computing, decision.destination.id)
+        self._cache.place(decision_id, look_up, endpoints, now_s)
+        if self._approx is not None:
+            self._approx.place(placed, endpoints)
         self._ring.add(decision, now_s, report_by_s=report_by_s)
         return decision
 
@@ -201,6 +228,19 @@ class EndpointPicker:
             self._learn(decision_id)
         return released
 
+    def apply(self, settings: PickerSettings) -> None:
+        """Place by another configuration from now on. Requests in flight, cache views, metrics and what is
+        known of placements stay. Times, capacities and names of the base model are not changed."""
+        self._settings = replace(
+            self._settings,
+            handler=settings.handler,
+            source_producer=settings.source_producer,
+            estimate=settings.estimate,
+            followers=settings.followers,
+            header_names=settings.header_names,
+        )
+        self._sources.set_producer(settings.source_producer)
+
     # --- looking in -----------------------------------------------------------------------------
     @property
     def records(self) -> DecisionRing:
@@ -208,6 +248,13 @@ class EndpointPicker:
 
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
+
+    def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
+        """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
+        With roles, of the stage that is fuller: a request needs both."""
+        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints if not endpoint.draining]
+        stages = [stage for stage in split_by_role(rows) if stage]
+        return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
@@ -220,19 +267,50 @@ class EndpointPicker:
         if record is not None and record.outcome is not None and record.pull_state is not PullState.PENDING:
             self._sources.learn(record, self._now_s)
 
-    def _candidates(self, request: SchedulingRequest, now_s: float) -> tuple[LookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining and _in_subset(e, request.subset)]
+    def _candidates(
+        self, request: SchedulingRequest, now_s: float
+    ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
+        pool = [e for e in self.endpoints if not e.draining and in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
-        look_up = self._cache.look_up(request, [e.id for e in pool], now_s)
-        return look_up, [self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH)) for e in pool]
+        ids = [e.id for e in pool]
+        look_up = self._cache.look_up(request, ids, now_s)
+        placed = self._approx.look_up(request, ids) if self._approx else _NOTHING_PLACED
+        rows = [
+            self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH), placed.matches.get(e.id, NO_MATCH))
+            for e in pool
+        ]
+        return look_up, placed, rows
 
-    def _row(self, endpoint: Endpoint, now_s: float, match: PrefixMatch = NO_MATCH) -> Candidate:
+    def _row(
+        self,
+        endpoint: Endpoint,
+        now_s: float,
+        match: PrefixMatch = NO_MATCH,
+        placed: PrefixMatch = NO_MATCH,
+    ) -> Candidate:
         metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
         if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
-            metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
-        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
+            metrics = replace(
+                metrics, waiting_requests=None, running_requests=None, kv_usage=None, loras=None
+            )
+        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match, placed)
+
+    def _forget_placements(self, endpoint_id: EndpointId) -> None:
+        if self._approx is not None:
+            self._approx.forget(endpoint_id)
+
+    def _tell_followers(
+        self, context: ScheduleContext, candidates: Sequence[Candidate], placement: Placement
+    ) -> tuple[tuple[str, str], ...]:
+        """Headers for the client, of all followers."""
+        headers: dict[str, str] = {}
+        if self._settings.followers:
+            targets = placement.targets
+            for follower in self._settings.followers:
+                headers |= follower.placed(context, candidates, targets)
+        return tuple(headers.items())
 
     def _book(
         self,
@@ -243,13 +321,14 @@ class EndpointPicker:
     ) -> None:
         """What another request is already booked for is not booked twice."""
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
-        uncached = request.prompt_tokens - computing.match.expected_tokens - pulled
+        estimate = self._settings.estimate
         self._ledger.book(
             decision.decision_id,
             serving=decision.destination.id,
             computing=decision.computing,
             source=decision.kv_source.id if decision.kv_source else None,
-            uncached_prompt_tokens=max(0, uncached),
+            uncached_prompt_tokens=estimate.prompt_tokens(request, computing, pulled),
+            output_tokens=estimate.output_tokens(request),
             pull_expires_at_s=pull_expires_at_s,
         )
 
@@ -261,6 +340,7 @@ def _decision(
     computing: Candidate,
     choice: SourceChoice,
     refused_peers: frozenset[str],
+    headers: tuple[tuple[str, str], ...],
 ) -> SchedulingDecision:
     winner, *rest = placement.primary.picked
     return SchedulingDecision(
@@ -277,10 +357,13 @@ def _decision(
         prompt_tokens=None if request.token_ids is None else request.prompt_tokens,
         computed_by=computing,
         refused_peers=refused_peers,
+        prefill_missing=placement.prefill_missing,
+        response_headers=headers,
     )
 
 
-def _in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+def in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+    """Whether the gateway's hint, of `ip` or `ip:port`, allows the endpoint; None: no hint."""
     return subset is None or endpoint.host in subset or endpoint.address in subset
 
 

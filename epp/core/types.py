@@ -7,10 +7,11 @@ full; every reader has to say what unknown means to it.
 from __future__ import annotations
 
 import enum
+import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from engine_plugin.identity import EndpointId
@@ -21,6 +22,7 @@ BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 EngineBlockHash = NewType("EngineBlockHash", int)  # the engine's own name of a block, opaque
+BYTES_PER_TOKEN = 4  # estimate, as in the reference
 
 
 class CacheTier(enum.IntFlag):
@@ -39,10 +41,10 @@ class ClaimState(enum.Enum):
     PARTIAL = "partial"  # the replay buffer had wrapped: a sound lower bound
     LIVE = "live"  # exact, as the engine reported it
     UNSUPPORTED = "unsupported"  # heard, but a cache group of the model has no rule: no claim
+    has_claim: bool
 
-    @property
-    def has_claim(self) -> bool:
-        return self in (ClaimState.PARTIAL, ClaimState.LIVE)
+    def __init__(self, value: str) -> None:
+        self.has_claim = value in ("partial", "live")  # a plain attribute: read a thousand times a decision
 
 
 # what two engines must agree on; the tensor-parallel layout is part of `layout_fp`
@@ -96,6 +98,19 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraState:
+    """LoRA adapters of an engine: in use, waiting for a place, and how many places there are."""
+
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    max_loras: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.running) + len(self.waiting) < self.max_loras
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointMetrics:
     """Last scrape of an engine. `scraped_at_s` is on the core's clock; None: never scraped."""
 
@@ -107,9 +122,19 @@ class EndpointMetrics:
     info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
     model_name: str | None = None  # the base model, under the first name it is served by
     asleep: bool | None = None  # its cache is discarded while it sleeps; None: it does not say
+    loras: LoraState | None = None  # None: the page does not say
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
+
+    def without_nonsense(self) -> EndpointMetrics:
+        """Itself where every figure is a finite, non-negative number or None."""
+        figures = (self.waiting_requests, self.running_requests, self.kv_usage)
+        known = [f if f is not None and math.isfinite(f) and f >= 0.0 else None for f in figures]
+        if tuple(known) == figures:
+            return self
+        waiting, running, usage = known
+        return replace(self, waiting_requests=waiting, running_requests=running, kv_usage=usage)
 
 
 UNKNOWN_METRICS = EndpointMetrics()
@@ -122,6 +147,12 @@ class InflightLoad:
     requests: int = 0
     uncached_prompt_tokens: int = 0  # until first token
     pulls_served: int = 0  # pulls named with this endpoint as source, still outstanding
+    output_tokens: int = 0  # estimated, until the end; 0 unless the in-flight producer estimates them
+
+    @property
+    def tokens(self) -> int:
+        """Work in tokens that is on its way or under way."""
+        return self.uncached_prompt_tokens + self.output_tokens
 
 
 NO_LOAD = InflightLoad()
@@ -162,6 +193,11 @@ class PrefixMatch:
         side of a pull, never for what a peer could serve."""
         return self.expected_blocks * self.block_size_tokens if self.state.has_claim else 0
 
+    def holds_whole_of(self, prompt_tokens: int) -> bool:
+        """Whether every whole block of a prompt is here, and there is one."""
+        size = self.block_size_tokens
+        return 0 < size <= prompt_tokens and self.cached_tokens >= prompt_tokens - prompt_tokens % size
+
     @property
     def servable_tokens(self) -> int:
         """Tokens a peer could pull from here."""
@@ -183,10 +219,19 @@ class SchedulingRequest:
     cache_salt: str | None = None
     size_bytes: int = 0
     subset: frozenset[str] | None = None  # `ip` or `ip:port`; None: no hint given
+    pieces: Sequence[int] | None = field(default=None, repr=False)  # stand-ins for tokens, 4 bytes each
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # those that plugins read
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.token_ids) if self.token_ids is not None else 0
+
+    @property
+    def load_tokens(self) -> int:
+        """Length of the prompt for counting load, where its tokens are not known: estimated."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return len(self.pieces) if self.pieces is not None else self.size_bytes // BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +241,8 @@ class Candidate:
     endpoint: Endpoint
     metrics: EndpointMetrics = UNKNOWN_METRICS
     load: InflightLoad = NO_LOAD
-    match: PrefixMatch = NO_MATCH
+    match: PrefixMatch = NO_MATCH  # as the engine reported it
+    placed: PrefixMatch = NO_MATCH  # as placements suggest: what was sent there. Never a source.
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +253,7 @@ class ScheduleContext:
     request: SchedulingRequest
     now_s: float
     rng: random.Random
+    peer: Endpoint | None = None  # the stage before picked it; None: this is the first stage
 
 
 class SourceReason(enum.Enum):
@@ -288,13 +335,15 @@ class SchedulingDecision:
     fallbacks: tuple[Endpoint, ...]
     prefill: Endpoint | None
     choice: SourceChoice
-    scored: tuple[ScoredCandidate, ...]  # of the primary profile, best first
+    scored: tuple[ScoredCandidate, ...]  # the best of the primary profile, best first
     computing: EndpointId  # where the prompt is computed: prefill endpoint, else destination
     computing_cached_tokens: int
     model: str = ""
     prompt_tokens: int | None = None  # None: not tokenised
     computed_by: Candidate | None = None  # the row behind `computing`, as the rule saw it
     refused_peers: frozenset[str] = frozenset()  # that the computing engine reported, as the rule saw it
+    prefill_missing: bool = False  # it was to be split, and there was no prefill endpoint
+    response_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # for the client
 
     @property
     def kv_source(self) -> Endpoint | None:

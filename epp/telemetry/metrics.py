@@ -70,6 +70,11 @@ class PickerMetrics:
             "Sources named although one of the two engines reports no kvpull_engine_info.",
             registry=registry,
         )
+        self.prefill_missing = Counter(
+            "kvpull_epp_prefill_missing",
+            "Requests that were to be split and found no prefill endpoint; decoded without one.",
+            registry=registry,
+        )
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
@@ -80,6 +85,7 @@ class PickerMetrics:
         self.schedule_s.observe(seconds)
         self.decisions.labels(decision.choice.reason.value).inc()
         self._costs.decided(decision.choice)
+        self.prefill_missing.inc(decision.prefill_missing)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
             self.unverified_sources.inc(not decision.choice.source.verified)
