@@ -13,7 +13,7 @@ from epp.request.tokenise import LocalTokeniser
 from tests.engine import processes
 from tests.engine.item_model import write_item_model
 from tests.engine.model import write_adapter, write_model
-from tests.engine.pull_engines import KEY, PullEngine, make_site, start_engines
+from tests.engine.pull_engines import KEY, PullEngine, make_site, start_engines, until
 from tests.engine.reports import Reports
 from tests.engine.serving import Engine, connect, lora_flags, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
@@ -154,7 +154,7 @@ def source_reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
 
 
 def _reports(engine: PullEngine) -> Iterator[Reports]:
-    engine.complete([7] * 4)  # vLLM tells figures with its steps only
+    until(lambda: any(name.startswith("kvpull_engine_info") for name in engine.metrics()))
     subscriber = Reports(int(engine.info()["reports_port"]))
     try:
         yield subscriber

@@ -86,8 +86,8 @@ def _texts(value: object) -> list[str]:
 class EngineView(CacheView):
     """The router's view of one engine, which can be waited for."""
 
-    def __init__(self) -> None:
-        super().__init__(choose_index().make(b"parity-test-seed"))
+    def __init__(self, salt_key: bytes | None = None) -> None:
+        super().__init__(choose_index().make(b"parity-test-seed"), salt_key=salt_key)
         self.add_endpoint(ENDPOINT, has_replay=True)
         self._changed = asyncio.Event()
 
@@ -109,6 +109,11 @@ class EngineView(CacheView):
         match = self.match(request, [ENDPOINT])[ENDPOINT]
         return match.device_blocks if match.state.has_claim else 0
 
+    def cpu_depth(self, ids: Sequence[int], *, salt: str | None = None) -> int:
+        """Blocks of this prompt that the router would send a peer for."""
+        match = self.match(SchedulingRequest("r", token_ids=ids, cache_salt=salt), [ENDPOINT])[ENDPOINT]
+        return match.cpu_blocks if match.state.has_claim else 0
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Raises `TimeoutError` when `holds` does not come true."""
         async with asyncio.timeout(WAIT_S):
@@ -118,9 +123,9 @@ class EngineView(CacheView):
 
 
 @contextlib.asynccontextmanager
-async def watching(engine: Engine) -> AsyncIterator[EngineView]:
+async def watching(engine: Engine, salt_key: bytes | None = None) -> AsyncIterator[EngineView]:
     """A new view on `engine` with its own event intake; what was said before comes by replay."""
-    view = EngineView()
+    view = EngineView(salt_key)
     manager = KvEventsManager(view)
     manager.add_endpoint(ENDPOINT, engine.source)
     task = asyncio.create_task(manager.run())

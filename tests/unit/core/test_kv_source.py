@@ -207,7 +207,7 @@ def test_a_known_mismatch_is_said_rather_than_that_the_engines_have_met_it() -> 
 
 def test_a_stock_engine_is_refused_by_the_address_of_its_row() -> None:
     row = candidate("a", blocks=50)
-    row = replace(row, endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
+    row = row._replace(endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
     choice = choose_source(request(), [row], candidate("b"), ON, frozenset({"10.0.0.1:7777"}))
     assert choice.reason is SourceReason.PEER_REFUSED
 
