@@ -5,10 +5,9 @@ consumer, which dials; the *server* is the producer, which never dials back. Eac
 what the other may send, so a message out of place is a bad frame like any other.
 
     client                                server
-    Hello            ->                         identity, nonce, keyed
-                     <-  Hello                  the same, or Refused
-    Proof            ->                         only if keyed: HMAC over both hellos
-                     <-  Proof
+    TLS              <->                        each proves to hold the pool's key (`control.pool_tls`)
+    Hello            ->                         identity
+                     <-  Hello                  the same
                      <-  Accepted | Refused
     MoverInfo        ->                         where to write; again whenever the mover is replaced
     Lookup           ->  <-  Found | Declined   blocks held and leased, or why not
@@ -31,8 +30,6 @@ VERSION: Final = wire.P2P_PROTOCOL_VERSION
 MAGIC: Final = "kvpull"
 HEADER_BYTES: Final = 4
 HANDSHAKE_BYTES: Final = 4096  # largest frame before `Accepted`
-NONCE_BYTES: Final = 32
-MAC_BYTES: Final = 32
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
@@ -40,8 +37,6 @@ Word = Annotated[int, msgspec.Meta(ge=0)]  # unsigned 64 bits: addresses, checks
 Token = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Detail = Annotated[str, msgspec.Meta(max_length=256)]
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
-Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1 << 16)]
 
 RefusalReason = Literal["auth", "identity", "protocol", "limit"]
@@ -58,19 +53,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First frame of either side. `keyed` says whether the sender requires a proof."""
+    """First frame of either side."""
 
     magic: Literal["kvpull"]
     protocol: int
     identity: PeerIdentity
-    nonce: Nonce
-    keyed: bool
-
-
-class Proof(Message, frozen=True, tag="proof"):
-    """HMAC-SHA256 over the role and both hello frames (see `transport.control.handshake`)."""
-
-    mac: Mac
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -169,8 +156,8 @@ class Pong(Message, frozen=True, tag="pong"):
     """Yes."""
 
 
-ClientMessage = Hello | Proof | MoverInfo | Lookup | Move | Cancel | Release | Ping
-ServerMessage = Hello | Proof | Accepted | Refused | Found | Declined | Progress | Ended | Pong
+ClientMessage = Hello | MoverInfo | Lookup | Move | Cancel | Release | Ping
+ServerMessage = Hello | Accepted | Refused | Found | Declined | Progress | Ended | Pong
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -12,8 +12,8 @@ SPEC_NAME: Final = "PullOffloadingSpec"
 
 
 def register() -> None:
-    """Idempotent. Raises UnsupportedEngine."""
-    from engine_plugin.vllm import compat
+    """Idempotent. Raises UnsupportedEngine, SaltKeyError."""
+    from engine_plugin.vllm import compat, salted_events
 
     compat.check_engine()
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -23,3 +23,6 @@ def register() -> None:
         OffloadingSpecFactory.register_spec(SPEC_NAME, "engine_plugin.vllm.spec", SPEC_NAME)
     if TIER_NAME not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(TIER_NAME, "engine_plugin.vllm.tier", "PullTier")
+    key = salted_events.read_salt_key()
+    if key is not None:
+        compat.replace_publisher(lambda stock: salted_events.make_publisher(stock, key))

@@ -161,6 +161,13 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="unready but still accepting",
     )
+    epp.add_argument(
+        "--conformance-headers",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
+    )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
     epp.add_argument(
         "--allow-experimental-plugins",

@@ -12,12 +12,17 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from epp.core.endpoint_picker import EndpointPicker
-from epp.core.errors import PickerError
+from epp.core.endpoint_picker import EndpointPicker, in_subset
+from epp.core.errors import NotCached, PickerError
+from epp.core.model_rewrite import ModelRewrites
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
+from epp.extproc.wishes import Wishes, read_wishes
+from epp.flow.admission import Admission, Asking, Open
+from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
@@ -27,6 +32,7 @@ from sidecar.routing_auth import RoutingClaims, sign_routing
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN = Asking()  # before the body is read
 _READ_HEADERS = ("content-type", "content-encoding")
 
 
@@ -36,6 +42,30 @@ class _InFlight:
 
     decision_id: str
     decided_at_s: float
+    asking: Asking
+    prompt_tokens: int
+
+
+class Objectives(Protocol):
+    """InferenceObjectives and InferenceModelRewrites in force."""
+
+    @property
+    def rewrites(self) -> ModelRewrites: ...
+
+    def priority(self, objective: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request on its way through the director. `headers`: those that say how to read the body."""
+
+    head: RequestHead
+    body: bytes
+    headers: Mapping[str, str]
+    wishes: Wishes
+    asking: Asking = _UNKNOWN
+    new_body: bytes | None = None
+    rename_model: tuple[str, str] | None = None
 
 
 class Director:
@@ -48,6 +78,8 @@ class Director:
         metrics: PickerMetrics,
         *,
         routing_key: bytes | None = None,
+        admission: Admission | None = None,
+        objectives: Objectives | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -56,59 +88,105 @@ class Director:
         self._tokeniser = tokeniser
         self._metrics = metrics
         self._routing_key = routing_key
+        self._admission = admission or Open()
+        self._objectives = objectives
         self._clock = clock
         self._unix_clock = unix_clock
         self._warned = False
 
     def decide(self, head: RequestHead, body: bytes | None) -> Routing | Awaitable[Routing]:
-        """Route one request: at once, unless a long body has to be read or tokenised in a thread.
+        """Route one request: at once, unless a long body has to be read or tokenised in a thread, or it has
+        to wait for room.
 
         Raises:
             PickerError: with the status and reason the client is to see.
         """
         self._metrics.requests.inc()
+        asked = _Asked(head, body or b"", _read_headers(head), read_wishes(head.headers))
         try:
-            headers = _read_headers(head)
-            if blocks_for_long(body or b"", headers):
-                return self._decide_long(head, body or b"", headers)
-            parsed = parse_request(body or b"", head.path, headers)
-            prompt = parsed.prompt
-            if prompt is None or self._tokeniser is None:
-                return self._route(head, parsed, None)
-            plain = "content-encoding" not in headers  # else a few bytes may be a long text
-            if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
-                return self._route(head, parsed, self._tokeniser.token_ids_at_once(prompt))
-            return self._decide_tokens(head, parsed)
+            if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
+                return self._decide_long(asked)
+            parsed = parse_request(asked.body, head.path, asked.headers)
+            if self._other_model(asked, parsed) is not None:
+                return self._decide_long(asked)
+            asked = replace(asked, asking=self._asking(asked, parsed))
+            if not self._is_quick(asked, parsed) or not self._admission.enters_at_once(asked.asking):
+                return self._decide_tokens(asked, parsed)
+            token_ids = None
+            if parsed.prompt is not None and self._tokeniser is not None:
+                token_ids = self._tokeniser.token_ids_at_once(parsed.prompt)
+            return self._route(asked, parsed, token_ids)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
 
-    async def _decide_long(self, head: RequestHead, body: bytes, headers: Mapping[str, str]) -> Routing:
+    def _is_quick(self, asked: _Asked, parsed: ParsedRequest) -> bool:
+        """Its tokens are known in less time than a thread needs to start; or it has none."""
+        if parsed.prompt is None or self._tokeniser is None:
+            return True
+        plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
+        return plain and self._tokeniser.answers_at_once(parsed.prompt, parsed.size_bytes)
+
+    def _asking(self, asked: _Asked, parsed: ParsedRequest) -> Asking:
+        wishes = asked.wishes
+        priority = 0
+        if self._objectives is not None and wishes.objective is not None:
+            priority = self._objectives.priority(wishes.objective)
+        ttft_s = None if wishes.slo_ttft_ms is None else wishes.slo_ttft_ms / 1000
+        return Asking(priority, wishes.fairness_id, parsed.size_bytes, ttft_s)
+
+    def _other_model(self, asked: _Asked, parsed: ParsedRequest) -> str | None:
+        """What the engine is to be asked for: the client's wish, else a rule's choice; None: as it is."""
+        wanted = asked.wishes.model
+        if wanted is None and self._objectives is not None and parsed.model:
+            chosen = self._objectives.rewrites.choose(parsed.model, asked.head.request_id)
+            wanted = None if chosen is None else chosen.model
+        return None if wanted == parsed.model or not parsed.model else wanted
+
+    async def _decide_long(self, asked: _Asked) -> Routing:
         try:
-            parsed = await asyncio.to_thread(parse_request, body, head.path, headers)
+            parsed, asked = await asyncio.to_thread(_read, asked, self._other_model)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
-        return await self._decide_tokens(head, parsed)
+        return await self._decide_tokens(replace(asked, asking=self._asking(asked, parsed)), parsed)
 
-    async def _decide_tokens(self, head: RequestHead, parsed: ParsedRequest) -> Routing:
-        token_ids = None
-        if parsed.prompt is not None and self._tokeniser is not None:
-            token_ids = await self._tokeniser.token_ids(parsed.prompt)
+    async def _decide_tokens(self, asked: _Asked, parsed: ParsedRequest) -> Routing:
         try:
-            return self._route(head, parsed, token_ids)
+            async with self._admission.admitted(asked.asking):
+                token_ids = None
+                if parsed.prompt is not None and self._tokeniser is not None:
+                    token_ids = await self._tokeniser.token_ids(parsed.prompt)
+                return self._route(asked, parsed, token_ids)
         except PickerError as error:
             self._metrics.errors.labels(error.reason).inc()
             raise
 
-    def _route(self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
+    def _route(self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
         """Schedule and book in one breath."""
-        request = self._scheduling_request(head, parsed, token_ids)
+        request = self._scheduling_request(asked.head, parsed, token_ids)
+        if asked.wishes.if_available:
+            request = replace(request, subset=self._holders(request))
         started_s = self._clock()
         decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
         self._metrics.decided(decision, self._clock() - started_s)
         _log_decision(decision, request)
-        return self._routing(decision, started_s)
+        token = _InFlight(decision.decision_id, started_s, asked.asking, request.prompt_tokens)
+        return self._routing(decision, token, asked)
+
+    def _holders(self, request: SchedulingRequest) -> frozenset[str]:
+        """Addresses of the endpoints whose cache has every whole block of the prompt.
+
+        Raises:
+            NotCached: there are none.
+        """
+        allowed = [e for e in self._picker.endpoints if not e.draining and in_subset(e, request.subset)]
+        matches = self._picker.cache.match(request, [endpoint.id for endpoint in allowed])
+        found = (e.address for e in allowed if matches[e.id].holds_whole_of(request.prompt_tokens))
+        holders = frozenset(found)
+        if not holders:
+            raise NotCached("no endpoint has the whole prompt in its cache")
+        return holders
 
     async def token_ids(self, path: str, body: bytes) -> Sequence[int] | None:
         """The tokens that a JSON `body` sent to `path` would be matched by; None: not known exactly. Nothing
@@ -125,11 +203,14 @@ class Director:
     def first_token(self, token: object) -> None:
         assert isinstance(token, _InFlight)
         self._picker.first_token(token.decision_id)
+        self._admission.wake()
         self._metrics.ttft_s.observe(self._clock() - token.decided_at_s)
 
     def finished(self, token: object, outcome: Outcome) -> None:
         assert isinstance(token, _InFlight)
         self._picker.release(token.decision_id, outcome)
+        self._admission.note_served(token.asking, token.prompt_tokens + (outcome.completion_tokens or 0))
+        self._admission.wake()
         duration_s = self._clock() - token.decided_at_s
         self._metrics.duration_s.observe(duration_s)
         self._metrics.request.ended(outcome, duration_s)
@@ -171,7 +252,7 @@ class Director:
                 "a model match nothing; if this lasts, set servedModelNames of the token-producer"
             )
 
-    def _routing(self, decision: SchedulingDecision, decided_at_s: float) -> Routing:
+    def _routing(self, decision: SchedulingDecision, token: _InFlight, asked: _Asked) -> Routing:
         """Every routing header is either ours or gone, whatever the client sent."""
         destination = ",".join(e.address for e in (decision.destination, *decision.fallbacks))
         headers = {
@@ -192,13 +273,32 @@ class Director:
             headers[sidecar_wire.ROUTING_AUTH] = sign_routing(
                 self._routing_key, claims, now_s=self._unix_clock()
             )
+        removed = [name for name in sidecar_wire.ROUTING_HEADERS if name not in headers]
+        if asked.rename_model is not None:
+            removed.append("accept-encoding")  # a name cannot be put back into a compressed answer
         return Routing(
             destination=destination,
             set_headers=headers,
-            remove_headers=[name for name in sidecar_wire.ROUTING_HEADERS if name not in headers],
+            remove_headers=removed,
             response_headers=dict(decision.response_headers),
-            token=_InFlight(decision.decision_id, decided_at_s),
+            body=asked.new_body,
+            token=token,
+            rename_model=asked.rename_model,
         )
+
+
+def _read(
+    asked: _Asked, other_model: Callable[[_Asked, ParsedRequest], str | None]
+) -> tuple[ParsedRequest, _Asked]:
+    """Parse, and exchange the model's name where that is wanted. Blocks. Raises `BadRequest`."""
+    parsed = parse_request(asked.body, asked.head.path, asked.headers)
+    wanted = other_model(asked, parsed)
+    if wanted is None or "content-encoding" in asked.headers:
+        return parsed, asked
+    body = rewrite_model(asked.body, wanted)
+    if body is None:
+        return parsed, asked
+    return replace(parsed, model=wanted), replace(asked, new_body=body, rename_model=(wanted, parsed.model))
 
 
 def _read_headers(head: RequestHead) -> dict[str, str]:

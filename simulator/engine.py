@@ -204,8 +204,8 @@ class SimulatedEngine:
     def name_on_device(self, request: EngineRequest, until_block: int) -> None:
         """Blocks up to `until_block` of a request are complete on the device."""
         first = request.named_blocks
-        device, names, slots = self.cache.device, request.content.names, request.slots
-        fresh = [device.commit(slots[i], names[i]) for i in range(first, until_block)]
+        names, slots = request.content.names[first:until_block], request.slots[first:until_block]
+        fresh = self.cache.device.commit_all(slots, names)
         request.named_blocks = max(first, until_block)
         self._stored(CacheTier.DEVICE, request, first, fresh)
 
@@ -219,10 +219,10 @@ class SimulatedEngine:
         if allocation is None:
             return 0
         self._removed(CacheTier.CPU, allocation.evicted)
-        held = set(missing[: len(allocation.slots)])
-        for index, slot in zip(missing, allocation.slots, strict=False):
-            cpu.commit(slot, names[index])
+        taken = missing[: len(allocation.slots)]
+        cpu.commit_all(allocation.slots, [names[index] for index in taken])
         cpu.unpin(allocation.slots)
+        held = set(taken)
         self._stored(CacheTier.CPU, request, first, [i in held for i in range(first, until_block)])
         return len(held)
 

@@ -47,6 +47,7 @@ class FleetSpec(_Strict):
     event_delay_s: float = Field(default=0.1, ge=0)
     gateway_s: float = Field(default=0.05, ge=0)
     warm_sessions: bool = True
+    primed: bool = False  # every engine has answered one short prompt before
 
     def shape(self) -> FleetShape:
         engine = EngineShape(self.block_tokens, self.device_tokens, self.cpu_tokens, self.max_running)
@@ -150,6 +151,7 @@ class Published(_Strict):
     stage: str
     figure: str
     value: float
+    used_for: str = ""  # what of the protocol was chosen by it: then it is no prediction
 
 
 class Ratio(_Strict):
@@ -169,6 +171,7 @@ class Experiment(_Strict):
     source: str
     protocol: str
     model: str
+    model_changes: dict[str, float] = Field(default_factory=dict)  # of its timing or transfer
     fleet: FleetSpec
     client: Client
     arms: dict[str, str]  # name -> policy file
@@ -249,6 +252,9 @@ def run_fleet(
     """The same, with everything that happened."""
     changes = experiment.variants[variant] if variant else {}
     wanted = experiment.varied(changes)
-    profile = varied_profile(load_model(experiment.model).profile, changes.get("model", {}))
+    profile = load_model(experiment.model).profile
+    profile = varied_profile(profile, experiment.model_changes | changes.get("model", {}))
     fleet = Fleet(wanted.fleet.shape(), profile, load_policy(wanted.arms[arm]), thresholds, seed)
+    if wanted.fleet.primed:
+        fleet.prime()
     return fleet, wanted.client.run(fleet, seed)

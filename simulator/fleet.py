@@ -6,6 +6,7 @@ tokens and ends of streams. It is driven through its public methods only.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ from epp.core.types import (
 from epp.engine_model.network import FairNetwork
 from epp.engine_model.profile import ModelProfile
 from simulator.engine import EngineShape, SimulatedEngine
-from simulator.prompts import Content
+from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
 from simulator.timeline import Timeline
@@ -212,6 +213,16 @@ class Fleet:
         self.timeline.after(self.shape.gateway_s, life.route)
         return record
 
+    def prime(self) -> None:
+        """Every engine answers one short prompt of its own, past the picker: it has shown its block size."""
+        size = self.shape.shape.block_tokens
+        for number, engine in enumerate(self.engines.values()):
+            tokens = random_tokens(random.Random(f"prime {number}"), 2 * size + 2)
+            record = Record(f"prime-{number}", "prime", 0.0, len(tokens) - 1, 1)
+            content = Content.of(tokens, size)
+            engine.submit(EngineRequest(record, content, len(tokens) - 1, 1, _nothing, _nothing_more))
+        self.run()
+
     def closed(self) -> None:
         self._open -= 1
 
@@ -347,6 +358,10 @@ class _Life:
 
 
 def _nothing(_: EngineRequest) -> None:
+    return None
+
+
+def _nothing_more(_: EngineRequest, _complete: bool) -> None:
     return None
 
 

@@ -167,9 +167,8 @@ class Pulls:
         request, destination = pull.request, pull.destination
         if ours is not destination.cache.cpu:
             return 0
-        fresh = [
-            ours.commit(slot, request.content.names[pull.first + i]) for i, slot in enumerate(pull.slots)
-        ]
+        names = request.content.names[pull.first : pull.first + len(pull.slots)]
+        fresh = ours.commit_all(pull.slots, names)
         ours.unpin(pull.slots)
         destination.pulled(request, pull.first, fresh)
         return len(pull.slots)

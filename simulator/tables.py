@@ -127,7 +127,7 @@ def _write_crossovers(out: Path) -> list[Path]:
 def _write_experiment(out: Path, name: str, spec: Experiment, results: Sequence[Result]) -> list[Path]:
     measured = measure(results)
     lines = [f"# {spec.title}", "", f"Source: {spec.source}.", "", f"Protocol: {spec.protocol}", ""]
-    lines += ["All rows are predicted: no fleet figure was used in a fit.", ""]
+    lines += ["Predicted: no figure of this table was used in a fit, but where a row says so.", ""]
     lines += _published_rows(spec, measured) + _ratio_lines(ratio_rows(spec, measured))
     lines += _arm_lines(spec, measured) + _variant_lines(spec, results)
     page, data, plot = out / f"{name}.md", out / f"{name}.json", out / f"{name}.svg"
@@ -140,13 +140,18 @@ def _write_experiment(out: Path, name: str, spec: Experiment, results: Sequence[
 def _published_rows(spec: Experiment, measured: Measured) -> list[str]:
     if not spec.published:
         return []
-    lines = ["| stage | arm | figure | published | simulated | error |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| stage | arm | figure | published | simulated | error | origin |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in spec.published:
         found = measured.get((row.arm, row.stage, row.figure))
         if found is not None:
             error = f"{found.mean / row.value - 1:+.0%}" if row.value else "-"
+            origin = f"used for the {row.used_for}" if row.used_for else "predicted"
             lines.append(
-                f"| {row.stage} | {row.arm} | {row.figure} | {row.value:g} | {_shown(found)} | {error} |"
+                f"| {row.stage} | {row.arm} | {row.figure} | {row.value:g} | {_shown(found)} | {error} "
+                f"| {origin} |"
             )
     return [*lines, ""]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -147,6 +147,17 @@ def disown_region_file(region: Any) -> None:
 def was_region_creator(region: Any) -> bool:
     """Whether this process made the region's file (else somebody else has mapped it before)."""
     return bool(region._creator)
+
+
+def replace_publisher(make: Callable[[type[Any]], type[Any]]) -> None:
+    """Publish KV events by another class than vLLM's own; once a process.
+
+    vLLM's configuration allows no third name, so ours takes the place of the stock one.
+    """
+    events = importlib.import_module("vllm.distributed.kv_events")
+    registry = events.EventPublisherFactory._registry
+    if registry["zmq"] is events.ZmqEventPublisher:
+        registry["zmq"] = make(events.ZmqEventPublisher)
 
 
 def hash_facts() -> tuple[str, str] | None:

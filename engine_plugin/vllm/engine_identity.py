@@ -45,7 +45,12 @@ def listen_address(spec: Any, config: TierConfig) -> Address:
         from vllm.utils.network_utils import get_ip
 
         host = str(get_ip())
-    return host, config.port + rank_of(spec) if config.port else 0
+    return host, port_of(config.port, spec)
+
+
+def port_of(port: int, spec: Any) -> int:
+    """This rank's port, where `port` is the first rank's; 0 stays "any"."""
+    return port + rank_of(spec) if port else 0
 
 
 def layout_of(spec: Any) -> str:

@@ -20,7 +20,6 @@ from engine_plugin.identity import Address, PeerIdentity, format_address
 from engine_plugin.pull_report import PullFinished
 from engine_plugin.report_publisher import ReportPublisher
 from engine_plugin.transport import (
-    Limits,
     MoverDown,
     Offer,
     PeerTransport,
@@ -232,7 +231,8 @@ class PullService:
             tier=self._tier,
             store=TierStore(self._index, self._supplies, self._usable),
             key=self._key,
-            limits=self._limits(),
+            limits=self._config.limits(),
+            faults=self._config.make_faults(),
         )
         try:
             await transport.start()
@@ -242,15 +242,6 @@ class PullService:
         self.address = transport.address
         self._transport = transport
         return True
-
-    def _limits(self) -> Limits:
-        extra_s = self._config.max_extra_ttft_s
-        return Limits(
-            connect_s=min(1.0, extra_s),
-            handshake_s=min(1.0, extra_s),
-            progress_s=min(1.0, extra_s),
-            first_progress_s=min(2.0, extra_s),
-        )
 
     async def _take_down(self) -> None:
         for task in list(self._tasks):

@@ -25,7 +25,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from engine_plugin.transport import TierMemory
 from engine_plugin.vllm import compat
-from engine_plugin.vllm.engine_identity import engine_identity, listen_address, tier_tokens
+from engine_plugin.vllm.engine_identity import engine_identity, listen_address, port_of, tier_tokens
 from engine_plugin.vllm.guarded_policy import GuardedPolicy
 from engine_plugin.vllm.pull_service import Answered, Moved, PullService, Usable
 from engine_plugin.vllm.request_pull import Answer, RequestPull, Stage
@@ -80,13 +80,13 @@ class PullTier(SecondaryTierManager):
         self._service = PullService(
             config=config,
             listen=listen_address(offloading_spec, config),
-            reports_port=config.reports_port,
+            reports_port=port_of(config.reports_port, offloading_spec),
             index=self._index,
             tier=self._tier,
             find_identity=lambda: engine_identity(offloading_spec, config, self.block_size_bytes),
             block_tokens=tier_tokens(offloading_spec),
         )
-        self._metrics = TierMetrics(self._service, self._index, slots)
+        self._metrics = TierMetrics(config, self._service, self._index, slots)
 
     def attach(self, primary: Any) -> None:
         """Watch vLLM's CPU tier; before its first use."""

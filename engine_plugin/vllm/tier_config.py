@@ -13,8 +13,11 @@ from typing import Any, Final
 
 from engine_plugin import wire
 from engine_plugin.identity import Address
+from engine_plugin.transport import Faults, Limits
 
 MIN_KEY_BYTES: Final = 16
+MIN_CHUNK_BYTES: Final = 64 << 10  # smaller transfers cannot fill a link
+FAULTS: Final = ("hold_after_chunks", "stall_lookup", "corrupt_block", "throttle_bytes_per_s")
 _ADDED_BY_VLLM: Final = frozenset({"locality"})
 
 
@@ -39,6 +42,10 @@ class TierConfig:
     supply_wait_s: float = 30.0  # P/D: how long a decode leg waits for its prefill leg's blocks
     supply_keep_s: float = 60.0  # P/D: how long a prefill leg's blocks stay pinned for its decode leg
     connect: tuple[str, ...] = ()  # host:port of peers to connect to ahead of need
+    chunk_bytes: int = Limits().chunk_bytes  # of one transfer; a few are in flight
+    events_port: int = 0  # told in kvpull_engine_info; vLLM does not tell a tier where it publishes
+    replay_port: int = 0
+    faults: tuple[str, ...] = ()  # what this engine shall do wrong as a source; for tests only
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> TierConfig:
@@ -57,7 +64,7 @@ class TierConfig:
     def _check(self) -> None:
         if bool(self.peer_key_file) == self.insecure:
             raise TierConfigError("kvpull tier: set peer_key_file (a mounted Secret), or insecure: true")
-        for name in ("port", "reports_port"):
+        for name in ("port", "reports_port", "events_port", "replay_port"):
             if not 0 <= getattr(self, name) < 65_536:
                 raise TierConfigError(f"kvpull tier: {name} {getattr(self, name)} is no port")
         for name in ("max_extra_ttft_s", "supply_wait_s", "supply_keep_s"):
@@ -65,7 +72,10 @@ class TierConfig:
                 raise TierConfigError(f"kvpull tier: {name} must be more than 0 and at most 3600 seconds")
         if self.prefill_tokens_per_s < 0:
             raise TierConfigError("kvpull tier: prefill_tokens_per_s must not be negative")
+        if self.chunk_bytes < MIN_CHUNK_BYTES:
+            raise TierConfigError(f"kvpull tier: chunk_bytes must be at least {MIN_CHUNK_BYTES}")
         self.connect_addresses()
+        self.make_faults()
 
     def connect_addresses(self) -> list[Address]:
         """`connect` as addresses. Raises TierConfigError."""
@@ -76,6 +86,29 @@ class TierConfig:
                 raise TierConfigError(f"kvpull tier: connect has {text!r}, which is not host:port")
             addresses.append((host.strip("[]"), int(port)))
         return addresses
+
+    def make_faults(self) -> Faults | None:
+        """`name=number` texts as `Faults`; None without any. Raises TierConfigError."""
+        if not self.faults:
+            return None
+        values: dict[str, int] = {}
+        for text in self.faults:
+            name, _, number = text.partition("=")
+            if name not in FAULTS or not number.isdigit():
+                raise TierConfigError(f"kvpull tier: faults are {', '.join(FAULTS)} (=number), not {text!r}")
+            values[name] = int(number)
+        return Faults(**values)  # type: ignore[arg-type]
+
+    def limits(self) -> Limits:
+        """The transport's waits: none is longer than the patience with a peer."""
+        patience_s = self.max_extra_ttft_s
+        return Limits(
+            connect_s=patience_s,
+            handshake_s=patience_s,
+            progress_s=patience_s,
+            first_progress_s=patience_s,
+            chunk_bytes=self.chunk_bytes,
+        )
 
     def read_peer_key(self) -> bytes | None:
         """The key, without a trailing newline; None if `insecure`. Raises TierConfigError."""

@@ -15,6 +15,7 @@ from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMe
 
 from engine_plugin import wire
 from engine_plugin.vllm.pull_service import PullService
+from engine_plugin.vllm.tier_config import TierConfig
 from engine_plugin.vllm.tier_index import TierIndex
 
 _Labels = tuple[str, ...]
@@ -24,6 +25,7 @@ UP: Final = "kvpull_up"
 PULLED_TOKENS: Final = "kvpull_pulled_tokens"
 IGNORED: Final = "kvpull_sources_ignored"
 BLOCKS: Final = "kvpull_blocks"
+CHUNKS: Final = "kvpull_chunks"
 
 _COUNTERS: Final = {
     wire.PULL_RECEIVED_BYTES_TOTAL: ("Bytes pulled from a peer and verified.", ("peer",)),
@@ -33,6 +35,7 @@ _COUNTERS: Final = {
     PULLED_TOKENS + "_total": ("Prompt tokens whose blocks came from a peer.", ()),
     IGNORED + "_total": ("Named sources that were not even considered.", ("reason",)),
     BLOCKS + "_total": ("Blocks of pulls.", ("step",)),
+    CHUNKS + "_total": ("Transfers, as they complete.", ("direction",)),
 }
 _GAUGES: Final = {
     wire.ENGINE_INFO: ("What peers compare, and where this engine can be reached.", wire.ENGINE_INFO_LABELS),
@@ -59,7 +62,8 @@ def metric_definitions() -> dict[str, Any]:
 class TierMetrics:
     """Turns totals into the increments that vLLM wants. On the scheduler thread."""
 
-    def __init__(self, service: PullService, index: TierIndex, slots: int) -> None:
+    def __init__(self, config: TierConfig, service: PullService, index: TierIndex, slots: int) -> None:
+        self._config = config
         self.ignored: Counter[str] = Counter()
         self._service = service
         self._index = index
@@ -93,6 +97,8 @@ class TierMetrics:
                 "served": stats.served_blocks,
             }
             self._add(told, BLOCKS, _by_one(steps))
+            chunks = {"in": stats.chunks_reported, "out": stats.chunks_written}
+            self._add(told, CHUNKS, _by_one(chunks))
         return told
 
     def _info(self, told: OffloadingConnectorStats) -> None:
@@ -101,8 +107,8 @@ class TierMetrics:
             return
         labels = identity.info_labels(
             p2p_addr=self._service.address,
-            events_port=0,
-            replay_port=0,
+            events_port=_of_rank(self._config.events_port, identity.rank),
+            replay_port=_of_rank(self._config.replay_port, identity.rank),
             reports_port=self._service.reports_port,
         )
         told.set_gauge(wire.ENGINE_INFO, 1, tuple(labels[name] for name in wire.ENGINE_INFO_LABELS))
@@ -115,6 +121,10 @@ class TierMetrics:
             if new > 0:
                 told.increase_counter(name, new, labels)
                 sent[labels] = total
+
+
+def _of_rank(port: int, rank: int) -> int:
+    return port + rank if port else 0
 
 
 def _by_one(totals: Mapping[str, float]) -> dict[_Labels, float]:

@@ -61,7 +61,9 @@ def _id(leg: Any) -> str | None:
     return value if ok else None
 
 
-def _address(leg: Mapping[str, Any]) -> Address | None:
+def _address(leg: Any) -> Address | None:
+    if not isinstance(leg, Mapping):
+        return None
     host, port = leg.get(wire.REMOTE_HOST), leg.get(wire.REMOTE_PORT)
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65_536:
         return None

@@ -264,7 +264,7 @@ class EndpointPicker:
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
         pool = [e for e in self.endpoints if not e.draining]
         if request.subset is not None:
-            pool = [e for e in pool if _in_subset(e, request.subset)]
+            pool = [e for e in pool if in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
@@ -325,5 +325,6 @@ class EndpointPicker:
         )
 
 
-def _in_subset(endpoint: Endpoint, subset: frozenset[str]) -> bool:
-    return endpoint.host in subset or endpoint.address in subset
+def in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+    """Whether the gateway's hint, of `ip` or `ip:port`, allows the endpoint; None: no hint."""
+    return subset is None or endpoint.host in subset or endpoint.address in subset

@@ -41,5 +41,12 @@ class BadRequest(PickerError):
     reason = "bad-request"
 
 
+class NotCached(PickerError):
+    """The client wants an answer from cache or none (`Prefer: if-available`), and no cache has it."""
+
+    status = 412
+    reason = "not-cached"
+
+
 class ConfigError(ValueError):
     """A configuration that must not start; the message names the path and what is allowed."""

@@ -105,6 +105,11 @@ class PrefixMatch(NamedTuple):
         side of a pull, never for what a peer could serve."""
         return self.expected_blocks * self.block_size_tokens if self.state.has_claim else 0
 
+    def holds_whole_of(self, prompt_tokens: int) -> bool:
+        """Whether every whole block of a prompt is here, and there is one."""
+        size = self.block_size_tokens
+        return 0 < size <= prompt_tokens and self.cached_tokens >= prompt_tokens - prompt_tokens % size
+
     @property
     def servable_tokens(self) -> int:
         """Tokens a peer could pull from here."""

@@ -1,7 +1,7 @@
-"""What the director asks before it schedules: may this request go on now? Two answers exist.
+"""What the director asks before it schedules: may this request go on now?
 
 `FlowController` lets it wait; `Shedding` (the feature gate is off) refuses sheddable requests when the pool
-is saturated, and lets all others through. Both raise with the status that the client is to see.
+is saturated; `Open` asks nothing. They raise with the status that the client is to see.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ class Admission(Protocol):
             PickerError: it may not; nothing is held.
         """
 
+    def enters_at_once(self, asking: Asking) -> bool:
+        """Whether it may be scheduled in this very step, so that its load is booked before anybody else asks.
+        Counted as let through when it may.
+
+        Raises:
+            PickerError: it may not, and need not wait.
+        """
+
     def wake(self) -> None:
         """There may be room now: load has gone, metrics or endpoints have come. Cheap; never blocks."""
 
@@ -44,21 +52,42 @@ class Admission(Protocol):
         """The request of `asking` has cost so many tokens."""
 
 
+class Open:
+    """No detector is configured: everybody may go on."""
+
+    def enters_at_once(self, asking: Asking) -> bool:
+        return True
+
+    @asynccontextmanager
+    async def admitted(self, asking: Asking) -> AsyncIterator[None]:
+        yield
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def note_served(self, asking: Asking, tokens: float) -> None:
+        """Nobody is compared."""
+
+
 class Shedding:
-    """Without flow control: nobody waits, and what is below the default priority goes first."""
+    """The feature gate is off: nobody waits, and what is below the default priority goes first."""
 
     def __init__(self, saturation: PoolSaturation, clock: Callable[[], float]) -> None:
         self._saturation = saturation
         self._clock = clock
         self.shed = 0
 
-    @asynccontextmanager
-    async def admitted(self, asking: Asking) -> AsyncIterator[None]:
+    def enters_at_once(self, asking: Asking) -> bool:
         if asking.priority < 0:
             saturation = self._saturation(self._clock(), 0)
             if saturation is not None and saturation >= 1.0:
                 self.shed += 1
                 raise Saturated(f"the pool is saturated, and priority {asking.priority} may be shed")
+        return True
+
+    @asynccontextmanager
+    async def admitted(self, asking: Asking) -> AsyncIterator[None]:
+        self.enters_at_once(asking)
         yield
 
     def wake(self) -> None:

@@ -87,8 +87,18 @@ class FlowController:
             self._unbooked -= 1
             self.wake()
 
+    def enters_at_once(self, asking: Asking) -> bool:
+        """As `Admission.enters_at_once`."""
+        now_s = self._clock()
+        if len(self.queue) or not self._has_room(now_s):
+            return False
+        self._ended(asking, "dispatched", now_s)
+        return True
+
     def wake(self) -> None:
         """Let through whom there is room for, and end whose time is over."""
+        if not len(self.queue):
+            return
         now_s = self._clock()
         for late in self.queue.expire(now_s):
             self._end(late.id, self._too_late(now_s))

@@ -102,14 +102,24 @@ class TokenLoadScorerParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class TokenLoadScorer:
-    """1 - min(1, tokens/threshold), tokens being what this picker has sent there and is not yet computed."""
+    """1 - min(1, tokens/threshold), tokens being what this picker has sent there and is not yet computed,
+    and what this request would add: the part of its prompt that is not expected in the endpoint's cache.
+    Without the latter the holder of a prompt is no better than an idle stranger (each endpoint's part is
+    asked of whichever prefix producer is configured)."""
 
     name: str
     queue_threshold_tokens: int = 4_194_304
 
     def score(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Sequence[float]:
-        most = self.queue_threshold_tokens
-        return [1.0 - min(c.load.tokens, most) / most for c in candidates]
+        most, own = self.queue_threshold_tokens, context.request.load_tokens
+        scores = []
+        for _, _, load, match, placed in candidates:
+            held = match.expected_tokens if match.state.has_claim else 0
+            if placed.state.has_claim and placed.expected_tokens > held:
+                held = placed.expected_tokens
+            tokens = load.tokens + (own - held if own > held else 0)
+            scores.append(1.0 - tokens / most if tokens < most else 0.0)
+        return scores
 
 
 def _active(name: str, p: ActiveRequestScorerParameters, _inputs: Inputs) -> object:

@@ -136,8 +136,8 @@ class LocalTokeniser:
             self._counters.outcomes["given"] += 1
             return prompt.token_ids
         ids, outcome = None, "encoded"
-        steps = self._steps(prompt)
         try:
+            steps = self._steps(prompt)
             while True:
                 next(steps)
         except StopIteration as end:

@@ -10,6 +10,8 @@ import pytest
 from epp.request.tokenise import LocalTokeniser
 from tests.engine import processes
 from tests.engine.model import write_adapter, write_model
+from tests.engine.pull_engines import KEY, PullEngine, make_site, start_engines
+from tests.engine.reports import Reports
 from tests.engine.serving import Engine, connect, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
 from tests.parity.ours import open_router_tokeniser
@@ -76,3 +78,49 @@ async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
     tokeniser = open_router_tokeniser(models[SERVED_FAMILY])
     yield tokeniser
     await tokeniser.aclose()
+
+
+@pytest.fixture(scope="session")
+def pair(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PullEngine, PullEngine]]:
+    """Two engines of one pool. The first has its default patience with peers; the second has enough for any
+    machine, so that no test of what moves depends on how fast it does."""
+    root = tmp_path_factory.mktemp("pulls")
+    key_file = root / "key"
+    key_file.write_bytes(KEY + b"\n")
+    site = make_site(root)
+    tiers: dict[str, dict[str, object]] = {"source": {}, "consumer": {"max_extra_ttft_s": 30.0}}
+    with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers) as engines:
+        yield engines["source"], engines["consumer"]
+
+
+@pytest.fixture
+def source(pair: tuple[PullEngine, PullEngine]) -> PullEngine:
+    return pair[0]
+
+
+@pytest.fixture
+def consumer(pair: tuple[PullEngine, PullEngine]) -> PullEngine:
+    return pair[1]
+
+
+@pytest.fixture(scope="session")
+def reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
+    """What the consumer reports of its pulls."""
+    yield from _reports(pair[1])
+
+
+@pytest.fixture(scope="session")
+def source_reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
+    """What the source reports, where it is the one who asks."""
+    yield from _reports(pair[0])
+
+
+def _reports(engine: PullEngine) -> Iterator[Reports]:
+    engine.complete([7] * 4)  # vLLM tells figures with its steps only
+    subscriber = Reports(int(engine.info()["reports_port"]))
+    try:
+        yield subscriber
+    finally:
+        subscriber.close()

@@ -5,13 +5,16 @@ The package is the source tree behind a link, with the entry points that `pyproj
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import threading
+import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,8 @@ BLOCK_BYTES: Final = BLOCK_TOKENS * BYTES_A_TOKEN
 TIER_BYTES: Final = 48 << 20
 KEY: Final = b"a-pool-key-of-thirty-two-bytes-!"
 ANSWER_TOKENS: Final = 8
+WAIT_S: Final = 120.0
+POLL_S: Final = 0.1
 
 
 def make_site(root: Path) -> Path:
@@ -87,7 +92,7 @@ def arguments(
     if transfer is not None:
         options["--kv-transfer-config"] = json.dumps(transfer)
     command = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), "--enforce-eager"]
-    command += ["--enable-prefix-caching", *more]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", *more]
     return command + [word for option in options.items() for word in option]
 
 
@@ -162,6 +167,11 @@ class PullEngine:
             if sample.split("{")[0] == name and all(one in sample for one in wanted)
         )
 
+    def info(self) -> dict[str, str]:
+        """Labels of `kvpull_engine_info`."""
+        (sample,) = (sample for sample in self.metrics() if sample.startswith("kvpull_engine_info{"))
+        return dict(re.findall(r'(\w+)="([^"]*)"', sample))
+
     def clear_device(self) -> None:
         """Empty the device cache; the CPU tier keeps what it has."""
         post(f"{self.url}/reset_prefix_cache", None, 60.0)
@@ -171,6 +181,32 @@ class PullEngine:
         content = _tier_file(self.process.pid).read_bytes()
         rows = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
         return {row for row in rows if row.strip(b"\0")}
+
+
+@contextlib.contextmanager
+def start_engines(
+    model: Path,
+    root: Path,
+    site: Path,
+    key_file: Path | None,
+    tiers: Mapping[str, Mapping[str, Any] | None],
+) -> Iterator[dict[str, PullEngine]]:
+    """Start engines at the same time, by name; settings None: an engine without a CPU tier."""
+    engines = {}
+    try:
+        for name, settings in tiers.items():
+            port, p2p_port = processes.free_ports(2)
+            transfer = None if settings is None else connector_config(p2p_port, key_file, **settings)
+            process = processes.Process(
+                arguments(model, port, transfer), root / f"log-{name}", environment(site)
+            )
+            engines[name] = PullEngine(name, f"http://127.0.0.1:{port}", p2p_port, process)
+        for engine in engines.values():
+            engine.process.wait_ready([f"{engine.url}/health"])
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.process.stop()
 
 
 def source_params(host: str, port: int, kv_request_id: str = "test") -> dict[str, Any]:
@@ -211,6 +247,24 @@ def processes_of(group: int) -> list[int]:
             except ProcessLookupError:
                 continue
     return found
+
+
+def mover_of(engine: PullEngine) -> int:
+    """The process that has this engine's NIXL agent."""
+    for pid in processes_of(engine.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"engine_plugin.transport.mover" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    raise AssertionError(f"engine {engine.name} has no mover")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Raises `TimeoutError` when `holds` does not come true."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {WAIT_S:.0f} s")
+        threading.Event().wait(POLL_S)
 
 
 def _tier_file(group: int) -> Path:

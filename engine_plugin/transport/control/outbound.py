@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -26,13 +27,12 @@ from engine_plugin.protocol import (
     Ping,
     Pong,
     Progress,
-    Proof,
     Refused,
     Release,
     ServerMessage,
 )
 from engine_plugin.transport.control import handshake
-from engine_plugin.transport.control.channel import Channel, ChannelClosed
+from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls, dial
 from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
@@ -63,6 +63,17 @@ class MoveCall:
     chunks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What of us every session to a source needs. `tls` None: insecure."""
+
+    identity: PeerIdentity
+    tls: ssl.SSLContext | None
+    limits: Limits
+    stats: TransportStats
+    local_host: str = ""
+
+
 class OutboundSession:
     """An accepted session. Create with `connect`; over when `closed` is done."""
 
@@ -86,34 +97,28 @@ class OutboundSession:
         stats.sessions_out += 1
 
     @classmethod
-    async def connect(
-        cls, source: Address, identity: PeerIdentity, key: bytes | None, limits: Limits, stats: TransportStats
-    ) -> OutboundSession:
+    async def connect(cls, source: Address, caller: Caller) -> OutboundSession:
         """Dial and shake hands within `connect_s` + `handshake_s`. Raises PullError."""
-        name = format_address(source)
+        name, limits = format_address(source), caller.limits
         try:
             async with asyncio.timeout(limits.connect_s):
-                reader, writer = await asyncio.open_connection(*source)
+                sock = await dial(source, caller.local_host)
         except (OSError, TimeoutError, ValueError) as exc:
             raise PullError(PullReason.UNREACHABLE, f"{name}: {exc or type(exc).__name__}") from exc
-        channel = Channel(reader, writer, send_limit_bytes=2 * limits.message_bytes)
+        channel: Channel | None = None
         try:
             async with asyncio.timeout(limits.handshake_s):
-                peer = await _shake_hands(channel, identity, key, stats, name)
-        except TimeoutError as exc:
-            channel.abort()
-            raise PullError(PullReason.TIMEOUT, f"{name} did not finish the handshake") from exc
-        except ChannelClosed as exc:
-            channel.abort()
-            raise PullError(PullReason.DISCONNECTED, f"{name} closed during the handshake") from exc
-        except FrameError as exc:
-            channel.abort()
-            stats.bad_frames += 1
-            raise PullError(PullReason.PROTOCOL, f"{name}: {exc}") from exc
-        except BaseException:
-            channel.abort()
+                channel = await Channel.open(
+                    sock, caller.tls, server_side=False, send_limit_bytes=2 * limits.message_bytes
+                )
+                peer = await _shake_hands(channel, caller, name)
+        except BaseException as exc:
+            if channel is not None:
+                channel.abort()
+            if (error := _failed_handshake(exc, name, caller.stats)) is not None:
+                raise error from exc
             raise
-        return cls(source, channel, peer, limits, stats)
+        return cls(source, channel, peer, limits, caller.stats)
 
     def mover_changed(self, mover: Mover) -> None:
         """Tell the source where to write from now on."""
@@ -250,25 +255,35 @@ class OutboundSession:
                 raise FrameError(f"{type(message).__name__} after the handshake")
 
 
-async def _shake_hands(
-    channel: Channel, identity: PeerIdentity, key: bytes | None, stats: TransportStats, name: str
-) -> str:
+def _failed_handshake(exc: BaseException, name: str, stats: TransportStats) -> PullError | None:
+    """What a pull is told of it; None for what is no failure of the handshake."""
+    match exc:
+        case TimeoutError():
+            return PullError(PullReason.TIMEOUT, f"{name} did not finish the handshake")
+        case ssl.SSLError():
+            stats.count_refusal(name, "auth")
+            log.warning("peer %s refused: auth %s", name, exc.reason)
+            return PullError(PullReason.REFUSED_AUTH, f"{name} does not prove to have our peer key")
+        case ChannelClosed() | OSError():
+            return PullError(PullReason.DISCONNECTED, f"{name} closed during the handshake; see its log")
+        case FrameError():
+            stats.bad_frames += 1
+            return PullError(PullReason.PROTOCOL, f"{name}: {exc}")
+    return None
+
+
+async def _shake_hands(channel: Channel, caller: Caller, name: str) -> str:
     """The client's half of the handshake; returns the peer's instance. Raises PullError."""
     peer = name
     try:
-        ours = handshake.hello(identity, key)
-        channel.send(ours)
+        channel.send(handshake.hello(caller.identity))
         theirs = await _receive(channel, Hello)
-        handshake.check_hello(theirs, key)
-        if key is not None:
-            channel.send(Proof(handshake.proof(key, "client", ours, theirs)))
-            answer = await _receive(channel, Proof)
-            handshake.check_proof(answer.mac, key, "server", ours, theirs)
+        handshake.check_hello(theirs)
         peer = theirs.identity.instance
-        handshake.check_identity(identity, theirs.identity)
+        handshake.check_identity(caller.identity, theirs.identity)
         await _receive(channel, Accepted)
     except Refusal as refusal:
-        stats.count_refusal(peer, refusal.label)
+        caller.stats.count_refusal(peer, refusal.label)
         log.warning("peer %s refused: %s %s", peer, refusal.reason, refusal.detail)
         detail = refusal.detail if refusal.reason == "identity" else f"{name}: {refusal.detail}"
         raise PullError(_REFUSED[refusal.reason], detail) from refusal
@@ -276,7 +291,10 @@ async def _shake_hands(
 
 
 async def _receive(channel: Channel, kind: type[M]) -> M:
-    message = await channel.from_server(protocol.HANDSHAKE_BYTES)
+    try:
+        message = await channel.from_server(protocol.HANDSHAKE_BYTES)
+    except SpeaksTls as exc:
+        raise Refusal("auth", str(exc)) from exc
     if isinstance(message, Refused):
         raise Refusal(message.reason, message.detail)
     if not isinstance(message, kind):

@@ -38,7 +38,6 @@ class Producer:
     """What all sessions of this producer share."""
 
     identity: PeerIdentity
-    key: bytes | None
     store: BlockStore
     checksums: Checksums
     movers: MoverSupervisor

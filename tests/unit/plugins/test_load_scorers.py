@@ -14,12 +14,22 @@ from tests.unit.plugins.pools import asked, loaded
 
 def test_token_load_is_a_share_of_its_threshold() -> None:
     rows = [loaded("a"), loaded("b", tokens=250), loaded("c", tokens=1000), loaded("d", tokens=5000)]
-    assert TokenLoadScorer("s", 1000).score(asked(), rows) == [1.0, 0.75, 0.0, 0.0]
+    assert TokenLoadScorer("s", 1000).score(asked(tokens=0), rows) == [1.0, 0.75, 0.0, 0.0]
+
+
+def test_token_load_counts_what_the_request_itself_would_add() -> None:
+    """Found by the simulator: without it token-aware placement leaves the holder of a 48K prompt."""
+    request = asked(tokens=600)
+    holder = candidate("a", blocks=30)  # of 16 tokens
+    busy_holder = holder._replace(load=InflightLoad(1, 700, 0))
+    stranger = candidate("b")
+    scores = TokenLoadScorer("s", 1000).score(request, [holder, busy_holder, stranger])
+    assert scores == pytest.approx([1 - 0.12, 1 - 0.82, 1 - 0.6])
 
 
 def test_estimated_output_counts_as_load() -> None:
     row = candidate("a")._replace(load=InflightLoad(1, 200, 0, output_tokens=300))
-    assert TokenLoadScorer("s", 1000).score(asked(), [row]) == [0.5]
+    assert TokenLoadScorer("s", 1000).score(asked(tokens=0), [row]) == [0.5]
 
 
 def test_load_aware_never_says_more_than_a_half() -> None:
