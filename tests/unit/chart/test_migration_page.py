@@ -42,4 +42,4 @@ def test_every_plugin_of_ours_is_on_the_page() -> None:
 def test_a_plugin_that_is_added_changes_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     more = migration.known_names() | {"Plugins": frozenset(PLUGIN_TYPES) | {"latency-scorer"}}
     monkeypatch.setattr(migration, "known_names", lambda: more)
-    assert "| `latency-scorer` | same | |" in migration.filled(PAGE)
+    assert "| `latency-scorer` | same |" in migration.filled(PAGE)
