@@ -242,16 +242,23 @@ class EndpointPicker:
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
 
+    def rows(self, now_s: float) -> list[Candidate]:
+        """Every endpoint with its metrics and load, in the order of ids."""
+        ids = [e.id for e in self.endpoints]
+        metrics = self._metrics.current(ids, now_s, self._settings.metrics_staleness_s)
+        loads = self._ledger.loads(ids)
+        return list(map(Candidate, self.endpoints, metrics, loads))
+
     def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
         """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
         With roles, of the stage that is fuller: a request needs both."""
-        rows = [row for row in self._rows(now_s) if not row.endpoint.draining]
+        rows = [row for row in self.rows(now_s) if not row.endpoint.draining]
         stages = [stage for stage in split_by_role(rows) if stage]
         return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        return snapshots(self._rows(now_s))
+        return snapshots(self.rows(now_s))
 
     # --- inside ---------------------------------------------------------------------------------
     def _learn(self, decision_id: str) -> None:
@@ -281,13 +288,6 @@ class EndpointPicker:
             strict=False,  # `guesses` may be endless
         )
         return look_up, placed, list(map(_new_row, columns))
-
-    def _rows(self, now_s: float) -> list[Candidate]:
-        """Every endpoint, whatever is cached there."""
-        ids = [e.id for e in self.endpoints]
-        metrics = self._metrics.current(ids, now_s, self._settings.metrics_staleness_s)
-        loads = self._ledger.loads(ids)
-        return list(map(Candidate, self.endpoints, metrics, loads))
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:

@@ -300,3 +300,5 @@ class Outcome:
     ttft_s: float | None = None
     completed: bool = False
     output: OutputTiming | None = None  # None: not streamed, or not readable
+    streamed: bool = False  # an event stream, readable or not
+    response_bytes: int = 0  # of body, as far as it was seen

@@ -129,6 +129,14 @@ def test_the_first_pull_of_a_session_pays_and_is_not_taken_for_the_link() -> Non
     assert predict(costs, restarted).cold_ms == pytest.approx(600.0)
 
 
+def _longer_than_known(record: DecisionRecord) -> DecisionRecord:
+    """The engine counted more tokens than the router knows: several prompts, or text before a picture."""
+    assert record.outcome is not None
+    assert record.decision.prompt_tokens is not None
+    outcome = replace(record.outcome, prompt_tokens=record.decision.prompt_tokens + 1)
+    return replace(record, outcome=outcome)
+
+
 def test_recompute_is_learned_from_undisturbed_requests_only() -> None:
     costs = PullCosts()
     busy = DESTINATION._replace(load=InflightLoad(requests=3))
@@ -136,6 +144,7 @@ def test_recompute_is_learned_from_undisturbed_requests_only() -> None:
         ended(ttft_ms=9_000.0, computing=busy),
         ended(ttft_ms=9_000.0, cached=7_990),
         replace(ended(ttft_ms=9_000.0), outcome=Outcome(500, ttft_s=9.0)),
+        _longer_than_known(ended(ttft_ms=9_000.0)),
     ):
         costs.learn(record, TERMS, 0.0)
     assert predict(costs, NEAR).recompute_ms == pytest.approx(200.0)
