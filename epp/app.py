@@ -38,7 +38,14 @@ from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
-from epp.settings import check_ready_fd, ledger_file, replica_settings, server_settings, span_exporter
+from epp.settings import (
+    check_ready_fd,
+    ledger_file,
+    metrics_page,
+    replica_settings,
+    server_settings,
+    span_exporter,
+)
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
@@ -46,6 +53,7 @@ from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.scrapes import ScrapeCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
@@ -127,7 +135,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            scrape_interval_s=arguments.refresh_metrics_interval,
+            page=metrics_page(arguments),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
@@ -157,6 +165,7 @@ class _App:
         self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
+        self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
