@@ -37,7 +37,7 @@ def endpoint_of(row: EndpointRow) -> Endpoint:
     return Endpoint(row.id, row.host, row.serving_port, row.labels, p2p_address=p2p)
 
 
-def scrape_target_of(row: EndpointRow, page: MetricsPageSettings = MetricsPageSettings()) -> ScrapeTarget:
+def scrape_target_of(row: EndpointRow, page: MetricsPageSettings) -> ScrapeTarget:
     """Where the row's metrics are."""
     return ScrapeTarget(row.id, row.host, row.metrics_port, page.path, page.tls)
 
