@@ -79,6 +79,7 @@ class Director:
         self._metrics = metrics
         self._routing_key = routing_key
         self._tracer = tracer
+        metrics.attempts.pool = lambda: picker.endpoints
         self._clock = clock
         self._unix_clock = unix_clock
         self._warned = False

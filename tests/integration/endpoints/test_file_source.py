@@ -13,8 +13,8 @@ import pytest
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from engine_plugin.identity import EndpointId
-from epp.endpoints.scraper import MetricsPageSettings
 from epp.endpoints.file_source import CHECK_INTERVAL_S, FileSource, endpoint_of, scrape_target_of
+from epp.endpoints.scraper import MetricsPageSettings
 from sidecar.endpoint_file import EndpointRow
 
 from .conftest import BOUND_S, Collector, running
