@@ -50,6 +50,7 @@ from epp.settings import (
     check_ready_fd,
     ha_mode,
     ledger_file,
+    metrics_page,
     replica_settings,
     server_settings,
     span_exporter,
@@ -64,6 +65,7 @@ from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.scrapes import ScrapeCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
@@ -148,7 +150,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            scrape_interval_s=arguments.refresh_metrics_interval,
+            page=metrics_page(arguments),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
@@ -196,6 +198,7 @@ class _App:
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
         )
+        self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(

@@ -145,6 +145,11 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--refresh-metrics-interval", type=duration_flag_s, default=0.05, metavar="DURATION")
+    epp.add_argument("--model-server-metrics-path", default="/metrics", metavar="PATH", help="of engines")
+    epp.add_argument("--model-server-metrics-scheme", choices=("http", "https"), default="http")
+    epp.add_argument(
+        "--model-server-metrics-https-insecure-skip-verify", type=boolean, default=False, metavar="BOOL"
+    )
     epp.add_argument("--metrics-staleness-threshold", type=duration_flag_s, default=2.0, metavar="DURATION")
     epp.add_argument(
         "--pull-deadline",
