@@ -11,6 +11,7 @@ from pathlib import Path
 from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
 from sidecar.durations import duration_flag_s
+from simulator.commands import add_arguments as add_simulate_arguments
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,316}")
 
@@ -100,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
     add_commands(commands)
+    add_simulate_arguments(
+        commands.add_parser("simulate", help="would pulls pay: a configuration, a trace, modelled engines")
+    )
     return top
 
 
@@ -157,8 +161,30 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="unready but still accepting",
     )
+    epp.add_argument(
+        "--conformance-headers",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
+    )
+    epp.add_argument(
+        "--tracing",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="send spans by OTLP over HTTP, as the OTEL_* environment variables say",
+    )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
-    epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
+    epp.add_argument(
+        "--allow-experimental-plugins",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="accepted; not required",
+    )
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
     epp.set_defaults(run=_serve)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from epp.core.errors import ConfigError
-from epp.plugins.parameters import Weight
+from epp.plugins.parameters import DurationS, Quantity, Weight
 from sidecar.yaml_text import YamlTextError, load_yaml
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "llm-d.ai/v1", "inference.networking.x-k8s.io/v1alpha1")
@@ -50,10 +50,43 @@ class DataLayer(_Model):
     inject_defaults: bool = True
     sources: list[SourceEntry] = Field(default_factory=list)
     discovery: PluginRef | None = None
+    peer_discovery: PluginRef | None = None
+    cross_replica_syncer_plugin_ref: str | None = None
+    cross_replica_sync_interval: str | None = None
+
+
+class BandEntry(_Model):
+    """One priority band; the defaults of the reference."""
+
+    priority: int | None = None
+    max_bytes: Quantity = 1_000_000_000
+    max_requests: Quantity = 5_000
+    fairness_policy_ref: str | None = None
+    ordering_policy_ref: str | None = None
+
+
+class FlowControl(_Model):
+    """Absent limits: none. Durations as Go writes them; `0s`: for ever."""
+
+    max_bytes: Quantity | None = None
+    max_requests: Quantity | None = None
+    default_request_ttl: DurationS = Field(default=60.0, alias="defaultRequestTTL")
+    no_endpoint_request_ttl: DurationS | None = Field(default=None, alias="noEndpointRequestTTL")
+    default_priority_band: BandEntry = Field(default_factory=BandEntry)
+    default_negative_priority_band: BandEntry | None = None
+    priority_bands: list[BandEntry] = Field(default_factory=list)
+    usage_limit_policy_plugin_ref: str | None = None
+    saturation_detector: PluginRef | None = None
+    enable_eviction: bool = False
+
+
+class RequestHandler(_Model):
+    parsers: list[PluginRef] = Field(default_factory=list)
 
 
 class Document(_Model):
-    """The file as written."""
+    """The file as written. `saturationDetector` and `parser` at the top are the older places of what is in
+    `flowControl` and `requestHandler` now."""
 
     api_version: str
     kind: str
@@ -61,9 +94,26 @@ class Document(_Model):
     plugins: list[PluginEntry] = Field(default_factory=list)
     scheduling_profiles: list[ProfileEntry] = Field(default_factory=list)
     data_layer: DataLayer = Field(default_factory=DataLayer)
+    flow_control: FlowControl | None = None
+    request_handler: RequestHandler = Field(default_factory=RequestHandler)
+    saturation_detector: PluginRef | None = None
+    parser: PluginRef | None = None
+
+    @property
+    def detector_ref(self) -> str | None:
+        """Name of the saturation detector, wherever it is written."""
+        new = self.flow_control.saturation_detector if self.flow_control else None
+        ref = new or self.saturation_detector
+        return ref.plugin_ref if ref else None
+
+    @property
+    def parser_refs(self) -> list[str]:
+        refs = self.request_handler.parsers or ([self.parser] if self.parser else [])
+        return [ref.plugin_ref for ref in refs]
 
 
 def read_document(text: str, origin: str) -> Document:
+    """Raises ConfigError: no YAML, another kind or version, an unknown field."""
     try:
         raw = load_yaml(text, max_bytes=MAX_FILE_BYTES)
     except YamlTextError as error:
@@ -90,7 +140,8 @@ def validated(model: type[_M], raw: Mapping[str, Any], where: str) -> _M:
         lines = []
         for problem in error.errors(include_url=False, include_input=False):
             path = ".".join(str(part) for part in problem["loc"])
-            lines.append(f"{where}: {path}: {problem['msg']}" + _allowed(model, problem))
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(": ".join(filter(None, (where, path, message))) + _allowed(model, problem))
         raise ConfigError("\n".join(lines)) from error
 
 

@@ -17,6 +17,7 @@ from epp.plugins.registry import Kind
 def build_handler(
     instances: Mapping[str, Instance], profiles: Mapping[str, Profile], origin: str
 ) -> ProfileHandler:
+    """Raises ConfigError: two handlers, or profiles that do not fit the one."""
     handlers = [i for i in instances.values() if i.row.kind is Kind.PROFILE_HANDLER]
     if len(handlers) > 1:
         raise ConfigError(
@@ -34,14 +35,30 @@ def _disagg(
 ) -> DisaggProfileHandler:
     parameters = cast(producers.DisaggProfileHandlerParameters, handler.parameters)
     where = f"{origin}: {handler.name}"
+    names, prefill_first = parameters.profiles, parameters.stage_order == "prefill-first"
+    decider = _decider(parameters, instances, where)
+    wanted = [names.decode, *([names.prefill] if prefill_first or decider else [])]
+    for name in wanted:
+        if name not in profiles:
+            raise ConfigError(f"{where}: no profile named {name!r}; configured are {', '.join(profiles)}")
+    known = {names.decode, names.prefill, names.encode or "encode"}
+    if unused := [name for name in profiles if name not in known]:
+        raise ConfigError(f"{where}: no stage runs the profile {unused[0]!r}")
+    return DisaggProfileHandler(
+        decode=profiles[names.decode],
+        prefill=profiles[names.prefill] if len(wanted) == 2 else None,
+        decider=decider,
+        prefill_first=prefill_first,
+        may_decode_alone=parameters.when_no_prefill == "decode",
+    )
+
+
+def _decider(
+    parameters: producers.DisaggProfileHandlerParameters, instances: Mapping[str, Instance], where: str
+) -> PrefillDecider | None:
+    if parameters.deciders.prefill is None:
+        return None
     decider = resolve(parameters.deciders.prefill, instances, where)
     if decider.row.kind is not Kind.PREFILL_DECIDER:
         raise ConfigError(f"{where}.deciders.prefill: {decider.name} is a {decider.row.kind.value}")
-    for name in (parameters.profiles.decode, parameters.profiles.prefill):
-        if name not in profiles:
-            raise ConfigError(f"{where}: no profile named {name!r}; configured are {', '.join(profiles)}")
-    return DisaggProfileHandler(
-        decode=profiles[parameters.profiles.decode],
-        prefill=profiles[parameters.profiles.prefill],
-        decider=cast(PrefillDecider, decider.object),
-    )
+    return cast(PrefillDecider, decider.object)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from epp.config.defaults import DEFAULT_PICKER
 from epp.config.document import Document, ProfileEntry
 from epp.config.instances import Instance, resolve
 from epp.core.errors import ConfigError
 from epp.core.plugin import Filter, Picker, Scorer
 from epp.core.scheduler import Profile
-from epp.plugins.pickers import MaxScorePicker
 from epp.plugins.registry import Kind
 
 
 def build_profiles(document: Document, instances: Mapping[str, Instance], origin: str) -> dict[str, Profile]:
+    """Raises ConfigError: no profile, a name twice, a plugin that no profile can hold."""
     if not document.scheduling_profiles:
         raise ConfigError(f"{origin}: schedulingProfiles: at least one profile is needed")
     profiles: dict[str, Profile] = {}
@@ -36,7 +37,7 @@ def _profile(entry: ProfileEntry, instances: Mapping[str, Instance], where: str)
     for ref in entry.plugins:
         instance = resolve(ref.plugin_ref, instances, where)
         kind = instance.row.kind
-        if kind is Kind.FILTER:
+        if kind in (Kind.FILTER, Kind.DETECTOR):
             filters.append(cast(Filter, instance.object))
         elif kind is Kind.SCORER:
             scorers.append((cast(Scorer, instance.object), ref.weight))
@@ -48,5 +49,5 @@ def _profile(entry: ProfileEntry, instances: Mapping[str, Instance], where: str)
             )
     if len(chosen) > 1:
         raise ConfigError(f"{where}: {len(chosen)} pickers; one is allowed")
-    picker = chosen[0] if chosen else MaxScorePicker("max-score-picker")
+    picker = chosen[0] if chosen else cast(Picker, instances[DEFAULT_PICKER].object)
     return Profile(entry.name, tuple(filters), tuple(scorers), picker)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from sidecar.durations import EXAMPLE, parse_duration_s
@@ -26,6 +27,26 @@ def _seconds(value: object) -> float:
 
 
 DurationS = Annotated[float, BeforeValidator(_seconds)]
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?")
+_QUANTITY_UNIT = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_QUANTITY_UNIT |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def _quantity(value: object) -> object:
+    """A whole number, or a quantity as Kubernetes writes it: `5000`, `5k`, `1Gi`."""
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise ValueError("expected a quantity such as 5000, 5k or 1Gi")
+    return int(float(match[1]) * _QUANTITY_UNIT[match[2] or ""])
+
+
+Quantity = Annotated[int, BeforeValidator(_quantity), Field(ge=0, le=2**53, strict=True)]
+
+_HEADER_NAME = r"^[!#$%&'*+.^_`|~0-9a-zA-Z-]{1,128}$"  # RFC 9110, token
+HeaderName = Annotated[str, Field(pattern=_HEADER_NAME), AfterValidator(str.lower)]
 
 
 class Parameters(BaseModel):
