@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -29,6 +30,7 @@ from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
+from epp.core.index_limits import IndexLimits
 from epp.core.types import PullReport
 from epp.debug import build_debug_app
 from epp.director import Director
@@ -130,7 +132,7 @@ class _App:
                 config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
             ),
             CacheView(
-                choice.make(seed),
+                choice.make(seed, IndexLimits(max_bytes=arguments.index_max_bytes)),
                 salt_key=key_files.salt_key(arguments.salt_key_file),
                 speculation=config.speculation,
             ),
@@ -220,8 +222,10 @@ class _App:
         endpoint = replace(endpoint_of(row), draining=draining)
         if self._picker.upsert_endpoint(endpoint, has_replay=source.has_replay):
             self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
-            self._replicas.offer(self._picker, row.id, source.host, source.events_port)
-        self._parts.events.add_endpoint(row.id, source)
+            subscribe = partial(self._parts.events.add_endpoint, row.id, source)
+            self._replicas.offer(self._picker, row.id, source.host, source.events_port, subscribe)
+        elif not self._replicas.is_adopting(row.id):
+            self._parts.events.add_endpoint(row.id, source)
         self._parts.reports.upsert(row.id, row.host)
         self._parts.scraper.upsert(scrape_target_of(row))
         log.info("endpoint %s at %s%s", row.id, row.serving, " is draining" if draining else "")
@@ -230,6 +234,7 @@ class _App:
         self._parts.scraper.remove(endpoint)
         self._parts.reports.remove(endpoint)
         self._parts.events.remove_endpoint(endpoint)
+        self._replicas.withdraw(endpoint)
         self._picker.remove_endpoint(endpoint)
         self._refusals.forget(endpoint)
         log.info("endpoint %s has left", endpoint)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from epp.core.byte_budget import DEFAULT_MAX_BYTES
 from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
 
@@ -59,6 +60,13 @@ def snapshot_bytes(text: str) -> int:
     """A limit of what a snapshot may have: 1 MiB to 64 GiB."""
     if not text.isascii() or not text.isdigit() or not 1 << 20 <= int(text[:12]) <= 64 << 30:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {1 << 20} to {64 << 30} bytes")
+    return int(text)
+
+
+def index_bytes(text: str) -> int:
+    """A limit of what the prefix index may take: 1 MiB to 1 TiB."""
+    if not text.isascii() or not text.isdigit() or not 1 << 20 <= int(text[:14]) <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {1 << 20} to {1 << 40} bytes")
     return int(text)
 
 
@@ -224,6 +232,12 @@ def _add_snapshots(epp: argparse.ArgumentParser) -> None:
         help="longest the start waits for a snapshot",
     )
     epp.add_argument("--snapshot-max-bytes", type=snapshot_bytes, default=1 << 30)
+    epp.add_argument(
+        "--index-max-bytes",
+        type=index_bytes,
+        default=DEFAULT_MAX_BYTES,
+        help="what the prefix index may take; a block is about 42 bytes an endpoint that holds it (compiled)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
