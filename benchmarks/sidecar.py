@@ -152,7 +152,10 @@ class Connection:
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(head.decode())
-        await self._reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        if b"transfer-encoding: chunked" in head:
+            await self.drain()
+        else:
+            await self._reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
         return time.perf_counter() - started_s
 
     async def start_stream(self, events: int) -> None:

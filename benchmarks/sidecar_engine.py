@@ -1,11 +1,13 @@
 """The engine that `benchmarks.sidecar` measures against: HTTP/1.1 by hand, so that it costs next to nothing.
 
 A POST is answered at once with a small JSON document; with `x-events: N` by a stream of N events, one
-every 20 ms. Prints its port on one line and ends with its parent.
+every 20 ms. Prints its port on one line and ends with its parent. `--host 0.0.0.0`: one engine under every
+loopback address.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ctypes
 import random
@@ -63,8 +65,8 @@ async def _stream(writer: asyncio.StreamWriter, events: int) -> None:
     writer.write(b"0\r\n\r\n")
 
 
-async def _main() -> None:
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0, limit=1 << 20)
+async def _main(host: str) -> None:
+    server = await asyncio.start_server(_serve, host, 0, limit=1 << 20)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     async with server:
@@ -73,4 +75,6 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    uvloop.run(_main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    uvloop.run(_main(parser.parse_args().host))

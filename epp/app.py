@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
-import random
 import signal
 import sys
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
-from engine_plugin.identity import EndpointId
 from epp import key_files
 from epp.config import EXACT_TOKENS_NEEDED, EppConfig, load_config
 from epp.core.cache_view import CacheView
@@ -31,42 +29,53 @@ from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
 from epp.core.index_limits import IndexLimits
-from epp.core.types import PullReport
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
-from epp.endpoints.file_source import endpoint_of, scrape_target_of
-from epp.endpoints.metrics_parser import MetricsPage
-from epp.endpoints.scraper import MetricsScraper
-from epp.extproc.server import ExtProcServer, ServerSettings
-from epp.extproc.service import Limits
-from epp.kvevents.link import EventSource
-from epp.kvevents.manager import KvEventsManager
+from epp.extproc.conformance import ConformanceHandler
+from epp.extproc.server import ExtProcServer
+from epp.flow.admission import Admission
+from epp.flow.choice import build_admission
+from epp.flow.controller import FlowController
 from epp.kvevents.packed_codec import choose_decoder
-from epp.replicas import Replicas, ReplicaSettings
-from epp.reports.subscriber import ReportSubscriber
+from epp.leases.choice import HighAvailability
+from epp.membership import Membership
+from epp.reload import ConfigReload
+from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
-from epp.siblings.client import ClientSettings, SiblingAddress
-from epp.siblings.reader import ReadLimits
+from epp.request_terms import RequestTerms
+from epp.settings import (
+    check_ready_fd,
+    ha_mode,
+    ledger_file,
+    replica_settings,
+    server_settings,
+    span_exporter,
+)
+from epp.telemetry.config_reload import ConfigCollector
+from epp.telemetry.flow_metrics import FlowCollector, FlowMetrics
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
-from epp.telemetry.ledger_file import LedgerFile
 from epp.telemetry.logs import setup_logging
-from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector, StreamCollector
+from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
+from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
+from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
+from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.in_force import ThresholdState
-from sidecar.endpoint_file import EndpointRow
 from sidecar.pool_watch.metrics import WatchCollector
 
 log = logging.getLogger(__name__)
 
 # The event loop waits at most this long for a thread that runs Python (chat templates do, for milliseconds)
 SWITCH_INTERVAL_S = 0.001
+# Cycles are rare here (a request leaves a few); looking every 700 objects took a tenth of the CPU time
+GC_THRESHOLDS = (10_000, 20, 20)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -82,8 +91,10 @@ def serve(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config_file)
     for note in config.notes:
         log.warning("%s", note)
-    _check_ready_fd(arguments.ready_fd)
+    check_ready_fd(arguments.ready_fd)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # one text a call: a thread pool inside the tokenizer would only be woken for nothing
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         uvloop.run(_run(arguments, config))
     except ConfigError:
@@ -98,18 +109,9 @@ async def _run(arguments: argparse.Namespace, config: EppConfig) -> None:
     """A sibling's snapshot comes before everything else: it brings the seed of the index."""
     choice = choose_index()
     log.info("prefix index: %s %s", choice.implementation, choice.reason)
-    replicas = Replicas(_replica_settings(arguments))
+    replicas = Replicas(replica_settings(arguments))
     seed = await replicas.take_seed(key_files.index_seed(arguments.index_seed_file), choice.scheme)
     await _App(arguments, config, choice, seed, replicas).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Components with a `run()` of their own, besides the ext-proc server."""
-
-    scraper: MetricsScraper
-    events: KvEventsManager
-    reports: ReportSubscriber
 
 
 class _App:
@@ -129,7 +131,10 @@ class _App:
         log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
         self._picker = EndpointPicker(
             replace(
-                config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
+                config.settings,
+                metrics_staleness_s=staleness_s,
+                pull_deadline_s=arguments.pull_deadline,
+                approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
             ),
             CacheView(
                 choice.make(seed, IndexLimits(max_bytes=arguments.index_max_bytes)),
@@ -137,56 +142,89 @@ class _App:
                 speculation=config.speculation,
             ),
         )
-        self._refusals = PeerRefusals()
         self._registry = CollectorRegistry()
         self._pull_metrics = PullMetrics(self._registry)
-        self._parts = self._build_parts()
+        self._membership = Membership(
+            self._picker,
+            replicas,
+            self._pull_metrics,
+            scrape_interval_s=arguments.refresh_metrics_interval,
+            decode=self._decoder.decode,
+        )
         self._inputs: Inputs = build_inputs(
             arguments,
             config,
-            EndpointCallbacks(self._upsert, self._remove),
+            EndpointCallbacks(self._membership.upsert, self._membership.remove),
             self._picker.sources.set_thresholds,
         )
         self._ledger = DecisionLedger(
-            self._picker, self._pull_metrics, self._registry, _ledger_file(arguments)
+            self._picker, self._pull_metrics, self._registry, ledger_file(arguments)
         )
         self._tokeniser = self._build_tokeniser(config)
+        self._admission = self._build_admission(config)
+        self._membership.on_room = self._admission.wake
+        self._exporter = span_exporter(arguments)
         self._director = Director(
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
+            admission=self._admission,
+            terms=RequestTerms(self._inputs.objectives),
+            tracer=None if self._exporter is None else self._exporter.tracer(),
         )
+        self._reload = ConfigReload(
+            arguments.config_file, config, lambda new: self._picker.apply(new.settings)
+        )
+        self._ha = HighAvailability(
+            ha_mode(arguments),
+            arguments.ha_lease_name,
+            self._picker.sources.set_share,
+            namespace=arguments.pool_namespace,
+        )
+        self._leaving: asyncio.Task[None] | None = None
+        conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
         self._server = ExtProcServer(
-            self._director, ready=self._inputs.ready, settings=_server_settings(arguments)
+            conforming,
+            ready=lambda: self._inputs.ready() and self._ha.ready(),
+            settings=server_settings(arguments),
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
-        self._registry.register(StreamCollector(self._open_streams))
+        self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
-        self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
-        self._registry.register(PoolCollector(self._picker, self._threshold_state, self._refusals))
+        self._registry.register(
+            WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
+        )
+        self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
+        self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
         )
         implementation.labels(choice.implementation).set(1)
+        self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
-        self._registry.register(KvEventsCollector(self._picker, self._parts.events))
-        replicas.serve_from(self._picker, seed, choice.scheme, self._events_address)
+        self._registry.register(ReplicaCollector(lambda: self._ha.facts))
+        self._registry.register(ConfigCollector(self._config_facts))
+        self._registry.register(KvEventsCollector(self._picker, self._membership.events))
+        replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
 
-    def _build_parts(self) -> _Parts:
-        scraper = MetricsScraper(
-            on_metrics=self._picker.update_metrics,
-            on_page=self._on_page,
-            clock=time.monotonic,
-            rng=random.Random(),
-            interval_s=self._arguments.refresh_metrics_interval,
+    def _build_admission(self, config: EppConfig) -> Admission:
+        """Made once; the detector and the limits of a reloaded configuration need a restart."""
+        pool = self._arguments.pool_name or ""
+        asked, picker = config.admission, self._picker
+        waits = FlowMetrics(self._registry, pool)
+
+        def saturation(now_s: float, unbooked: int) -> float | None:
+            assert asked is not None
+            level = picker.saturation(asked.detector, now_s, unbooked)
+            return None if level is None else level / asked.usage_limit
+
+        admission = build_admission(
+            asked.flow if asked else None, saturation if asked else None, time.monotonic, waits.waited
         )
-        return _Parts(
-            scraper=scraper,
-            events=KvEventsManager(self._picker.cache, decode=self._decoder.decode),
-            reports=ReportSubscriber(self._on_report, lambda _: self._count_report("malformed")),
-        )
+        self._registry.register(FlowCollector(admission, pool))
+        return admission
 
     def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
         arguments, picker = self._arguments, self._picker
@@ -204,53 +242,18 @@ class _App:
             log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
         return tokeniser
 
-    # --- what engines say -------------------------------------------------------------------------
-    def _on_page(self, endpoint: EndpointId, page: MetricsPage) -> None:
-        self._refusals.update(endpoint, page.peer_refused)
-        self._picker.update_refusals(endpoint, page.peer_refused, time.monotonic())
-        self._parts.reports.announce(endpoint, page.info_labels.get("reports_port", ""))
-
-    def _on_report(self, endpoint: EndpointId, report: PullReport) -> None:
-        self._count_report("joined" if self._picker.pull_finished(report, endpoint) else "unmatched")
-
-    def _count_report(self, result: str) -> None:
-        self._pull_metrics.reports.labels(result).inc()
-
-    # --- the pool changes -------------------------------------------------------------------------
-    def _upsert(self, row: EndpointRow, draining: bool = False) -> None:
-        source = EventSource(row.host, row.events_port, row.replay_port or None)
-        endpoint = replace(endpoint_of(row), draining=draining)
-        if self._picker.upsert_endpoint(endpoint, has_replay=source.has_replay):
-            self._parts.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
-            subscribe = partial(self._parts.events.add_endpoint, row.id, source)
-            self._replicas.offer(self._picker, row.id, source.host, source.events_port, subscribe)
-        elif not self._replicas.is_adopting(row.id):
-            self._parts.events.add_endpoint(row.id, source)
-        self._parts.reports.upsert(row.id, row.host)
-        self._parts.scraper.upsert(scrape_target_of(row))
-        log.info("endpoint %s at %s%s", row.id, row.serving, " is draining" if draining else "")
-
-    def _remove(self, endpoint: EndpointId) -> None:
-        self._parts.scraper.remove(endpoint)
-        self._parts.reports.remove(endpoint)
-        self._parts.events.remove_endpoint(endpoint)
-        self._replicas.withdraw(endpoint)
-        self._picker.remove_endpoint(endpoint)
-        self._refusals.forget(endpoint)
-        log.info("endpoint %s has left", endpoint)
-
-    def _events_address(self, endpoint: EndpointId) -> tuple[str, int] | None:
-        source = self._parts.events.source(endpoint)
-        return None if source is None else (source.host, source.events_port)
-
-    def _event_ports(self, endpoint: EndpointId) -> dict[str, int | None]:
-        source = self._parts.events.source(endpoint)
-        if source is None:
-            return {}
-        return {"events_port": source.events_port, "replay_port": source.replay_port}
-
     def _threshold_state(self) -> ThresholdState:
         return self._inputs.thresholds.state
+
+    def _config_facts(self) -> tuple[int, bool]:
+        state = self._reload.state
+        return state.generation, state.rejected is not None
+
+    def _config_json(self) -> dict[str, Any]:
+        """The configuration in force, as `kvpull config explain --json` has it."""
+        state = self._reload.state
+        body = state.config.explanation.as_json() if state.config.explanation else {}
+        return {"generation": state.generation, "rejected": state.rejected, **body}
 
     def _open_streams(self) -> dict[str, int]:
         stats = self._server.stats
@@ -260,8 +263,9 @@ class _App:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._server.request_stop)
+            loop.add_signal_handler(number, self._request_stop)
         await self._inputs.open()
+        await self._ha.open()
         web_runner = await self._start_debug()
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
@@ -273,28 +277,38 @@ class _App:
             await asyncio.gather(*background, return_exceptions=True)
             expiry.cancel()
             await self._ledger.aclose()
+            if self._leaving is not None:
+                await self._leaving
+            await self._ha.close()
             await self._inputs.close()
             await web_runner.cleanup()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
         log.info("stopped")
 
+    def _request_stop(self) -> None:
+        """Drain; where another replica waits to lead, let it."""
+        self._server.request_stop()
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._ha.on_drain())
+
     def _background(self) -> list[Awaitable[None]]:
-        parts = self._parts
-        running: list[Awaitable[None]] = [
-            parts.scraper.run(),
-            parts.events.run(),
-            self._inputs.run(),
-            parts.reports.run(),
-            self._ledger.run(),
-        ]
+        own = (self._inputs, self._ledger, self._ha, self._reload)
+        running = [*self._membership.running(), *(part.run() for part in own)]
+        if isinstance(self._admission, FlowController):
+            running.append(self._admission.run())
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
+        if self._exporter is not None:
+            running.append(self._exporter.run())
         return running
 
     async def _serve_with(self, background: list[asyncio.Task[None]]) -> None:
         """Serve until asked to stop; a component that ends early is a fault and ends the picker."""
         await self._server.start()
+        gc.collect()
+        gc.freeze()  # modules and settings stay: nobody has to walk them again
+        gc.set_threshold(*GC_THRESHOLDS)
         serving = asyncio.create_task(self._server.serve())
         reporting = asyncio.create_task(self._report_ready())
         try:
@@ -317,7 +331,8 @@ class _App:
             self._threshold_state,
             key_files.debug_token(arguments.debug_token_file),
             token_ids=self._director.token_ids,
-            ports=self._event_ports,
+            ports=self._membership.event_ports,
+            config=self._config_json,
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -350,47 +365,3 @@ class _App:
 async def _forever(part: Awaitable[None]) -> None:
     await part
     raise RuntimeError("a component that runs for ever has ended")
-
-
-def _check_ready_fd(fd: int | None) -> None:
-    try:
-        if fd is not None:
-            os.fstat(fd)
-    except OSError as error:
-        raise ConfigError(f"--ready-fd {fd}: {error.strerror}") from error
-
-
-def _server_settings(arguments: argparse.Namespace) -> ServerSettings:
-    return ServerSettings(
-        host=arguments.listen_host,
-        port=arguments.grpc_port,
-        health_host=arguments.listen_host,
-        health_port=arguments.grpc_health_port,
-        secure=arguments.secure_serving,
-        cert_path=arguments.cert_path,
-        lame_duck_s=min(arguments.lame_duck, arguments.drain_timeout),
-        drain_timeout_s=arguments.drain_timeout,
-        limits=Limits(max_body_bytes=arguments.max_body_bytes),
-    )
-
-
-def _replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
-    name: str | None = arguments.sibling_server_name
-    return ReplicaSettings(
-        tls_path=arguments.sibling_tls_path,
-        siblings=tuple(SiblingAddress(host, port, name or host) for host, port in arguments.sibling),
-        host=arguments.listen_host,
-        port=arguments.snapshot_port,
-        client=ClientSettings(
-            total_s=arguments.snapshot_timeout, limits=ReadLimits(arguments.snapshot_max_bytes)
-        ),
-    )
-
-
-def _ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
-    path: Path | None = arguments.ledger_file
-    if path is None:
-        return None
-    if not path.parent.is_dir():
-        raise ConfigError(f"--ledger-file {path}: its directory does not exist")
-    return LedgerFile(path, max_bytes=arguments.ledger_max_bytes, keep=arguments.ledger_keep)

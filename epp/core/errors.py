@@ -20,11 +20,32 @@ class NoEndpoints(PickerError):
     reason = "rejected-no-endpoints"
 
 
+class Saturated(PickerError):
+    """There is no room for this request, nor to let it wait."""
+
+    status = 429
+    reason = "rejected-saturated"
+
+
+class WaitedTooLong(PickerError):
+    """Its time to wait is over, and the pool still has no room."""
+
+    status = 429
+    reason = "rejected-ttl-expired"
+
+
 class BadRequest(PickerError):
     """The request cannot be parsed. The message never echoes the prompt."""
 
     status = 400
     reason = "bad-request"
+
+
+class NotCached(PickerError):
+    """The client wants an answer from cache or none (`Prefer: if-available`), and no cache has it."""
+
+    status = 412
+    reason = "not-cached"
 
 
 class ConfigError(ValueError):

@@ -112,6 +112,7 @@ class ViewIntake:
 
     def _perform(self, endpoint: EndpointId, view: View, step: Step) -> BatchResult:
         counters = view.counters
+        view.standing = None
         if step.clear:
             counters.clears += 1
             if view.overlap is not None:
@@ -153,6 +154,7 @@ class ViewIntake:
         view = self._views.get(endpoint)
         if view is not None:
             view.pull_misses = 0
+            view.standing = None
             view.counters.distrusted += 1
             self._index.clear(endpoint)
             view.stream.distrust()
@@ -199,6 +201,7 @@ class ViewIntake:
             raise AdoptionRefused("position")
         if not view.stream.can_adopt:
             raise AdoptionRefused("started")
+        view.standing = None
         try:
             yield from self._index.restore_steps(endpoint, exported.dump, step_blocks)
         except DumpRefused as error:
@@ -207,6 +210,7 @@ class ViewIntake:
             if view is self._views.get(endpoint):
                 self._index.clear(endpoint)
             raise AdoptionRefused("overtaken")
+        view.standing = None
         complete = exported.dump.complete
         view.stream.adopt(replace(exported.position, exact=exported.position.exact and complete))
         view.overlap = Overlap(complete)

@@ -10,6 +10,7 @@ import enum
 from epp.core.types import Outcome
 from epp.extproc import events as ev
 from epp.extproc.usage import OutputDetector, UsageScanner
+from epp.extproc.wire import MAX_BODY_CHUNK_BYTES
 
 _DONE = b"data: [DONE]"  # ends an SSE answer; what stands before it in the same piece is not looked at
 
@@ -25,16 +26,30 @@ class Output(enum.Enum):
 class Answer:
     """One response. Sees every byte, holds a few KiB at most."""
 
-    __slots__ = ("_detector", "_first_token", "_scanner", "_served_by", "encoded", "has_body", "status")
+    __slots__ = (
+        "_detector",
+        "_first_token",
+        "_scanner",
+        "_served_by",
+        "_size_bytes",
+        "_streamed",
+        "encoded",
+        "has_body",
+        "may_hold_bytes",
+        "status",
+    )
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.has_body = False
         self.encoded = False
+        self.may_hold_bytes = 0  # of the body, until its end: of a document of known length, nothing is late
         self._served_by: str | None = None
         self._scanner = UsageScanner()
         self._detector: OutputDetector | None = None
         self._first_token = False
+        self._streamed = False
+        self._size_bytes = 0
 
     @property
     def good(self) -> bool:
@@ -47,14 +62,18 @@ class Answer:
         kind = (event.headers.first("content-type") or "").partition(";")[0].strip().lower()
         encodings = ",".join(event.headers.all("content-encoding")).lower().split(",")
         self.encoded = any(name.strip() not in ("", "identity") for name in encodings)
-        streamed = kind == "text/event-stream" and not self.encoded
-        self._detector = OutputDetector() if streamed else None
+        length = event.headers.first("content-length") or ""
+        if kind == "application/json" and length.isascii() and length.isdigit() and len(length) <= 9:
+            self.may_hold_bytes = int(length) if int(length) <= MAX_BODY_CHUNK_BYTES else 0
+        self._streamed = kind == "text/event-stream"
+        self._detector = OutputDetector() if self._streamed and not self.encoded else None
 
     def feed(self, body: bytes) -> Output:
         """Look at the bytes. Of an answer that cannot be read, the first bytes are the first output."""
         if not body:
             return Output.NONE
         self.has_body = True
+        self._size_bytes += len(body)
         if not self.encoded:
             self._scanner.feed(body)
         if self.status is not None and not self.good:
@@ -77,4 +96,6 @@ class Answer:
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             completed=completed,
+            streamed=self._streamed,
+            response_bytes=self._size_bytes,
         )

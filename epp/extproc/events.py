@@ -79,7 +79,9 @@ class RequestHead:
 @dataclass(frozen=True, slots=True)
 class Routing:
     """The handler's answer. `destination`: `ip:port[,ip:port]`. `body` None: forwarded as it came.
-    `token` is the handler's own name for this decision; it comes back untouched."""
+    `token` is the handler's own name for this decision; it comes back untouched. `rename_model`: what the
+    engine will call its model, and what the client is to read (full-duplex answers that are not
+    compressed). `served_header`: a response header that is to say who served."""
 
     destination: str
     set_headers: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class Routing:
     response_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     token: object = None
+    rename_model: tuple[str, str] | None = None
+    served_header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from epp.extproc import events as ev
 from epp.extproc import wire
 from epp.extproc.answer import Answer, Output
+from epp.extproc.model_name import ModelNameEdit
 from epp.extproc.phases import (
     REQUEST_TRANSITIONS,
     RESPONSE_TRANSITIONS,
@@ -54,13 +55,20 @@ class Session:
         self._has_body_message = False
         self._has_trailers = False
         self._response_edit = ev.HeaderEdit()
+        self._served_header: str | None = None
+        self._model_name: ModelNameEdit | None = None
         self._answer = Answer()
+        self._held = b""  # of an answer's body
         self._finished = False
 
     @property
     def over(self) -> bool:
-        """Nothing the gateway could still say matters: the stream may be closed from our side."""
-        return self.request_phase in _OVER
+        """Nothing the gateway could still say matters: the stream may be closed from our side. After a
+        whole answer that spares both sides a message and us a read."""
+        phase = self.request_phase
+        return phase in _OVER or (
+            phase is RequestPhase.FORWARDED and self.response_phase is ResponsePhase.DONE
+        )
 
     def receive(self, event: ev.Event) -> list[ev.Action]:
         """Take one event; returns what to do, in order.
@@ -76,6 +84,9 @@ class Session:
         if self.request_phase is not RequestPhase.FORWARDED:
             return []  # too late: the gateway answered, or the stream ended
         self._response_edit = ev.HeaderEdit(routing.response_headers)
+        self._served_header = routing.served_header
+        if routing.rename_model is not None:
+            self._model_name = ModelNameEdit(*routing.rename_model)
         return list(self._forward(routing))
 
     def refused(self, refusal: ev.Refusal) -> list[ev.Action]:
@@ -206,14 +217,22 @@ class Session:
         self._answer.begin(event)
         if self._answer.good and self._answer.encoded:
             yield ev.Degraded(ev.Degradation.ENCODED_RESPONSE)
-        yield ev.SendResponseHeaders(self._response_edit)
+        if self._answer.encoded:
+            self._model_name = None
+        yield ev.SendResponseHeaders(self._edit_response(event.served_by))
         yield from self._finish_if_done()
+
+    def _edit_response(self, served_by: str | None) -> ev.HeaderEdit:
+        if self._served_header is None:
+            return self._response_edit
+        served = served_by or wire.SERVED_UNKNOWN
+        return ev.HeaderEdit({**self._response_edit.set, self._served_header: served})
 
     def _on_response_body(self, event: ev.ResponseBody) -> Iterator[ev.Action]:
         if not self._enter_response("response_body", _ending(event, Step.BODY, Step.BODY_END)):
             return
         if self._modes.response is ev.BodyMode.FULL_DUPLEX_STREAMED:
-            yield from _pieces(ev.Direction.RESPONSE, event.body, end_of_stream=event.end_of_stream)
+            yield from self._pass_body(event)
         else:
             yield ev.KeepBody(ev.Direction.RESPONSE)
         output = self._answer.feed(event.body)
@@ -221,8 +240,27 @@ class Session:
             yield ev.FirstToken() if output is Output.FIRST else ev.MoreTokens()
         yield from self._finish_if_done()
 
+    def _pass_body(self, event: ev.ResponseBody) -> Iterator[ev.Action]:
+        """HTTP/1.1 ends a body with an empty message of its own: a short document waits for that, and goes
+        back in one message instead of two."""
+        body = event.body
+        if self._model_name is not None:
+            body = self._model_name.feed(body, end=event.end_of_stream)
+            if not body and not event.end_of_stream:
+                return
+        body = self._held + body
+        if not event.end_of_stream and len(body) <= self._answer.may_hold_bytes:
+            self._held = body
+            return
+        self._held = b""
+        yield from _pieces(ev.Direction.RESPONSE, body, end_of_stream=event.end_of_stream)
+
     def _on_response_trailers(self, _: ev.ResponseTrailers) -> Iterator[ev.Action]:
         if self._enter_response("response_trailers", Step.TRAILERS):
+            if self._model_name is not None:
+                self._held += self._model_name.feed(b"", end=True)
+            if self._held:
+                yield ev.SendBodyPiece(ev.Direction.RESPONSE, self._held, end_of_stream=False)
             yield ev.SendTrailers(ev.Direction.RESPONSE)
             yield from self._finish_if_done()
 
@@ -233,7 +271,7 @@ class Session:
             raise GatewayProtocolError(f"{message} while the response is {self.response_phase.value}")
         ended = self.response_phase is ResponsePhase.DONE
         self._move(Step.BYPASS)
-        if ended or self.over:
+        if ended or self.request_phase in _OVER:
             return False
         self.response_phase = following
         return True
@@ -251,7 +289,7 @@ class Session:
         yield from self._finish()
 
     def _finish_if_done(self) -> Iterator[ev.Action]:
-        # Bypassed: a late decision may still come, so that the stream's end has to finish it.
+        # bypassed: a late decision may still come, so that the stream's end has to finish it.
         if self.response_phase is ResponsePhase.DONE and self.request_phase is RequestPhase.FORWARDED:
             yield from self._finish()
 

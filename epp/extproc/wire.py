@@ -17,6 +17,16 @@ SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 ATTRIBUTES_NAMESPACE: Final = "envoy.filters.http.ext_proc"
 UPSTREAM_ADDRESS: Final = "upstream.address"
 
+# what a request may say of itself: the name and its older one; the new name wins
+OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+MODEL_NAME_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+SLO_TTFT_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+DEFAULT_FAIRNESS_ID: Final = "default-flow"
+PREFER: Final = "prefer"
+IF_AVAILABLE: Final = "if-available"  # a preference: 412 where the prompt is in no cache
+
 REQUEST_ID: Final = "x-request-id"
 DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
 
@@ -26,6 +36,11 @@ REASON_TIMED_OUT: Final = "rejected-ttl-expired"
 REASON_TOO_LARGE: Final = "payload-too-large"
 REASON_INTERNAL: Final = "internal"
 REASON_UNSUPPORTED_MODE: Final = "unsupported-body-mode"
+
+SERVED_UNKNOWN: Final = "fail: the gateway did not say which endpoint served"
+# doubles of the Gateway API Inference Extension's conformance tests
+TEST_SELECTION: Final = "test-epp-endpoint-selection"
+TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 
 MAX_BODY_CHUNK_BYTES: Final = 62_000
 

@@ -43,7 +43,7 @@ __all__ = [
 
 # What is larger is read in a thread: decoding releases the GIL, and between the steps of reading (count,
 # parse, convert) the loop gets its turn. Below, the hop to a thread costs more than it spares.
-INLINE_BYTES: Final = 128 << 10
+INLINE_BYTES: Final = 256 << 10
 INLINE_ENCODED_BYTES: Final = 1 << 10
 
 

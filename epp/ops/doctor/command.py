@@ -14,7 +14,7 @@ from epp.ops.asking import DEFAULT_URL, base_url, read_token
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.examine import examine, has_fault
 from epp.ops.doctor.facts import Facts
-from epp.ops.doctor.gather import Asking, gather_engines, gather_pickers, gather_shm
+from epp.ops.doctor.gather import Asking, gather_engines, gather_pickers, gather_settled, gather_shm
 from epp.ops.doctor.probe import Prober
 from epp.ops.doctor.report import as_json, lines
 from sidecar.routing_auth import load_routing_key
@@ -49,6 +49,8 @@ async def _gather(
         pickers = await gather_pickers(caller, asking)
         facts = Facts(pickers, shm=shm, probed=not arguments.passive)
         engines = await gather_engines(caller, asking, facts.endpoints)
+        pickers = await gather_settled(caller, asking, pickers, engines, arguments.settle)
+        facts = Facts(pickers, shm=shm, probed=facts.probed)
         if arguments.passive or not engines:
             return Facts(pickers, engines, shm=shm, probed=facts.probed)
         answering = [picker.url for picker in pickers if picker.fault is None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from epp.ops.doctor.pages import DECISIONS, SIDECAR_PULLS, Page, drops_of, info_
 _TIER_FILE: Final = re.compile(r"vllm_offload_.*\.mmap")
 _UNAUTHORISED: Final = 401
 _NOT_FOUND: Final = 404
+_LOOKS: Final = 20  # while the pickers settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,34 @@ class Asking:
 
 async def gather_pickers(caller: Caller, asking: Asking) -> tuple[PickerFacts, ...]:
     return tuple(await asyncio.gather(*(_picker(caller, asking, url) for url in asking.urls)))
+
+
+async def gather_settled(
+    caller: Caller,
+    asking: Asking,
+    first: tuple[PickerFacts, ...],
+    engines: Mapping[str, EngineFacts],
+    settle_s: float,
+) -> tuple[PickerFacts, ...]:
+    """What the pickers say once they have heard of every engine that can be heard of, or after `settle_s`.
+
+    A fleet that has just been installed is looked at first: "not yet" must not be taken for "never".
+    """
+    pickers, deadline_s = first, time.monotonic() + settle_s
+    while any(_not_heard_of(row, engines) for picker in pickers for row in picker.endpoints):
+        if time.monotonic() >= deadline_s:
+            break
+        await asyncio.sleep(settle_s / _LOOKS)
+        pickers = await gather_pickers(caller, asking)
+    return pickers
+
+
+def _not_heard_of(row: Listed, engines: Mapping[str, EngineFacts]) -> bool:
+    engine = engines.get(row.name)
+    if engine is None or engine.fault is not None:
+        return False  # waiting would not help
+    mute = row.state == "unsupported" or engine.info.get("events_port") == "0"
+    return row.metrics_age_s is None or not (row.has_claim or mute)
 
 
 async def _picker(caller: Caller, asking: Asking, url: str) -> PickerFacts:

@@ -72,9 +72,22 @@ def answering(body: Any, **headers: str) -> Callable[[web.Request], Awaitable[we
     return answer
 
 
-def picker_of(*engines: str) -> web.Application:
-    """A picker's pages that list engines by URL."""
-    rows = [
+def picker_of(
+    *engines: str, endpoints: Callable[[web.Request], Awaitable[web.Response]] | None = None
+) -> web.Application:
+    """A picker's pages that list engines by URL; `endpoints` in place of its list."""
+    thresholds = {"configured": True, "active": True, "rejected": None, "rules": []}
+    return stub(
+        {
+            "/debug/kvpull/endpoints": endpoints or answering(listing(*engines)),
+            "/debug/kvpull/thresholds": answering(thresholds),
+            "/metrics": answering(""),
+        }
+    )
+
+
+def listing(*engines: str) -> list[dict[str, Any]]:
+    return [
         {
             "pod": f"pod-{n}",
             "rank": 0,
@@ -93,14 +106,6 @@ def picker_of(*engines: str) -> web.Application:
         }
         for n, url in enumerate(engines)
     ]
-    thresholds = {"configured": True, "active": True, "rejected": None, "rules": []}
-    return stub(
-        {
-            "/debug/kvpull/endpoints": answering(rows),
-            "/debug/kvpull/thresholds": answering(thresholds),
-            "/metrics": answering(""),
-        }
-    )
 
 
 async def test_the_tokens_page_tells_a_count_and_a_digest_and_nothing_else() -> None:
@@ -227,6 +232,34 @@ async def test_passive_sends_no_prompt(
     assert await kvpull("--url", picker, "--token-file", token_file, "--passive") == 0
     assert set(asked) == {"GET"}
     assert "left out (--passive)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("looks_until_heard", [0, 3, None])
+async def test_a_picker_that_has_just_started_is_given_time(
+    looks_until_heard: int | None, serve: Serve, token_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """'Not yet' is no fault; 'never' is, once the settling time is over."""
+    engine = await serve(stub({"/{any:.*}": answering("vllm:num_requests_waiting 0\n")}))
+    heard = listing(engine)
+    unheard = [{**row, "state": "syncing", "metrics_age_s": None} for row in heard]
+    looks = 0
+
+    async def endpoints(_: web.Request) -> web.Response:
+        nonlocal looks
+        looks += 1
+        known = looks_until_heard is not None and looks > looks_until_heard
+        return web.json_response(heard if known else unheard)
+
+    picker = await serve(picker_of(engine, endpoints=endpoints))
+    settle_s = "0.2" if looks_until_heard is None else "30"
+    status = await kvpull("--url", picker, "--token-file", token_file, "--passive", "--settle", settle_s)
+    printed = capsys.readouterr().out
+    if looks_until_heard is None:
+        assert status == 1
+        assert "scraped its /metrics never" in printed
+    else:
+        assert status == 0, printed
+        assert looks == looks_until_heard + 1, "it asks no longer than it has to"
 
 
 async def test_a_clock_that_is_wrong_is_found(

@@ -39,6 +39,8 @@ async def test_while_it_is_answered(start_engine: StartEngine) -> None:
 async def test_while_it_waits_in_the_queue(start_engine: StartEngine) -> None:
     engine = await start_engine(max_num_seqs=1, time_scale=0.05)
     first = asyncio.create_task(engine.complete(prompt_ids(50, salt=1), max_tokens=200))
+    scheduler = engine.running.engine.parts.scheduler
+    await until(lambda: scheduler.running == 1)  # the first one waits too, for a moment
     await leave_when(engine, lambda scheduler: scheduler.waiting == 1)
     assert (await first).body["usage"]["completion_tokens"] == 200
     await engine.quiet()

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from epp.extproc.conformance import ConformanceHandler
+from epp.extproc.conversations import RequestHandler
 from epp.extproc.server import ExtProcServer, ServerSettings
 from epp.extproc.service import Limits
 from tests.integration.extproc import envoy
 from tests.integration.extproc.handler import Bookkeeper
 from tests.integration.extproc.upstream import Upstream
 
+CLOSED = "127.0.0.1:1"  # nobody listens there
 MAX_BODY_BYTES = 4 * 2**20
 
 
@@ -24,6 +27,11 @@ class Gateway:
     server: ExtProcServer
     upstreams: dict[str, Upstream]
     handler: Bookkeeper
+    current: _Current
+
+    def conform(self) -> None:
+        """From now on, in this test, with the doubles of the conformance tests."""
+        self.current.conforming = True
 
 
 class _Current:
@@ -31,9 +39,13 @@ class _Current:
 
     def __init__(self) -> None:
         self.handler = Bookkeeper({})
-        self.decide = lambda head, body: self.handler.decide(head, body)
+        self.conforming = False
+        self.decide = lambda head, body: self._now().decide(head, body)
         self.first_token = lambda token: self.handler.first_token(token)
         self.finished = lambda token, outcome: self.handler.finished(token, outcome)
+
+    def _now(self) -> RequestHandler:
+        return ConformanceHandler(self.handler) if self.conforming else self.handler
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,8 +67,9 @@ async def fleet(
     for upstream in upstreams.values():
         await upstream.start()
     try:
-        async with envoy.running(server.port, folder) as urls:
-            yield Gateway(urls, server, upstreams, current.handler), current
+        hosts = [CLOSED, *(upstream.address for upstream in upstreams.values())]
+        async with envoy.running(server.port, folder, hosts) as urls:
+            yield Gateway(urls, server, upstreams, current.handler, current), current
     finally:
         await server.drain(10)
         await server.stop()
@@ -70,7 +83,8 @@ async def fleet(
 async def gateway(fleet: tuple[Gateway, _Current]) -> AsyncIterator[Gateway]:
     gateway, current = fleet
     targets = {name: upstream.address for name, upstream in gateway.upstreams.items()}
-    gateway.handler = current.handler = Bookkeeper({**targets, "closed": "127.0.0.1:1"})
+    current.conforming = False
+    gateway.handler = current.handler = Bookkeeper({**targets, "closed": CLOSED})
     for upstream in gateway.upstreams.values():
         upstream.bodies.clear()
         upstream.headers.clear()

@@ -19,7 +19,7 @@ class Saturated(PickerError):
 
 @dataclass
 class Bookkeeper:
-    """Routes to what `x-pick` names in `targets`; other values of it provoke a fault."""
+    """Routes to what `x-pick` names in `targets` (a list: joined by `+`); other values provoke a fault."""
 
     targets: dict[str, str]
     heads: list[ev.RequestHead] = field(default_factory=list)
@@ -31,6 +31,7 @@ class Bookkeeper:
     outcomes: list[Outcome] = field(default_factory=list)
     gate: asyncio.Event | None = None  # None: decide at once
     new_body: bytes | None = None
+    rename_model: tuple[str, str] | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     waiting: int = 0
     _pending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -49,13 +50,15 @@ class Bookkeeper:
             raise RuntimeError("secret detail")
         self.decided += 1
         token = self.decided
+        names = [self.targets.get(name, self.targets["a"]) for name in pick.split("+")]
         return ev.Routing(
-            self.targets.get(pick, self.targets["a"]),
+            ",".join(names),
             set_headers={"x-kvpull-decision-id": f"decision-{token}"},
             remove_headers=["x-kv-cache-source-host-port"],
             response_headers={"x-decided": str(token)},
             body=self.new_body,
             token=token,
+            rename_model=self.rename_model,
         )
 
     async def _wait(self, gate: asyncio.Event, *, stubborn: bool) -> None:

@@ -46,6 +46,8 @@ class Upstream:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.path == "/stream":
             return await self._stream(request)
+        if request.path == "/named":
+            return web.Response(body=b'{"id":"1", "model": "m"}', content_type="application/json")
         return web.Response(body=ANSWER, content_type="application/json", headers={"x-upstream": self.name})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:

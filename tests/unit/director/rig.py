@@ -11,12 +11,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import BlockStored, EventBatch
+from epp.core.flow.bands import FlowSettings
 from epp.core.types import CacheTier, EngineBlockHash, SchedulingDecision, SchedulingRequest
 from epp.director import Director
 from epp.extproc.events import Headers, RequestHead, Routing
+from epp.flow.admission import Admission, Open
+from epp.flow.choice import build_admission
+from epp.plugins.saturation import ConcurrencyDetector
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import parse_request
 from epp.request.tokenise import LocalTokeniser
+from epp.request_terms import Objectives, RequestTerms
 from epp.telemetry.metrics import PickerMetrics
 from tests.unit.core.test_endpoint_picker import BLOCK, Pool
 
@@ -25,18 +30,42 @@ BASE = "base-model"
 
 
 class Rig:
-    def __init__(self, tokenizer: LocalTokenizer | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: LocalTokenizer | None = None,
+        *,
+        flow: FlowSettings | None = None,
+        per_endpoint: int | None = None,
+        objectives: Objectives | None = None,
+    ) -> None:
+        """`per_endpoint`: requests that one may have; above it the pool is saturated."""
         self.pool = Pool()
         self.registry = CollectorRegistry()
         self.tokeniser = LocalTokeniser(tokenizer or LocalTokenizer.load(TOKENIZER_DIRECTORY), budget_s=30.0)
+        self.admission = self._admission(flow, per_endpoint)
         self.director = Director(
-            self.pool.picker, self.tokeniser, PickerMetrics(self.registry), clock=lambda: 0.0
+            self.pool.picker,
+            self.tokeniser,
+            PickerMetrics(self.registry),
+            admission=self.admission,
+            terms=RequestTerms(objectives),
+            clock=lambda: 0.0,
         )
         self.requests: list[SchedulingRequest] = []  # as the core saw them
         self._schedule, self.pool.picker.schedule = self.pool.picker.schedule, self._record  # type: ignore[method-assign]
         self._batches: dict[str, int] = {}
         for pod in "abc":
             self.serves(pod, BASE)
+
+    def _admission(self, flow: FlowSettings | None, per_endpoint: int | None) -> Admission:
+        if per_endpoint is None:
+            return Open()
+        detector, picker = ConcurrencyDetector("c", max_requests=per_endpoint), self.pool.picker
+
+        def saturation(now_s: float, unbooked: int) -> float | None:
+            return picker.saturation(detector, now_s, unbooked)
+
+        return build_admission(flow, saturation, lambda: 0.0, lambda asking, outcome, waited_s: None)
 
     def serves(self, pod: str, model: str | None) -> None:
         """`pod`'s next metrics page names this model."""
@@ -57,7 +86,8 @@ class Rig:
         head = RequestHead(
             Headers.of(("content-type", "application/json"), *headers), "POST", path, f"r{len(self.requests)}"
         )
-        return await self.director.decide(head, json.dumps(fields).encode() if body is None else body)
+        routing = self.director.decide(head, json.dumps(fields).encode() if body is None else body)
+        return routing if isinstance(routing, Routing) else await routing
 
     async def cached_tokens(self, fields: dict[str, Any], path: str = "/v1/completions") -> dict[str, int]:
         """What the decision can know of who holds this request's prompt; holders only."""
@@ -97,8 +127,14 @@ class Rig:
         return generate_latest(self.registry).decode()
 
     def value(self, sample: str) -> float:
-        """One line of the metrics page; 0.0 where it is absent."""
-        for line in self.metrics_page().splitlines():
-            if line.startswith(sample + " "):
-                return float(line.rpartition(" ")[2])
-        return 0.0
+        """A sample as it is written on the page; of the labels it does not name, the sum. 0.0: absent."""
+        name, _, labels = sample.partition("{")
+        wanted = {
+            key: text.strip('"') for key, _, text in (p.partition("=") for p in labels[:-1].split(",") if p)
+        }
+        return sum(
+            found.value
+            for family in self.registry.collect()
+            for found in family.samples
+            if found.name == name and wanted.items() <= found.labels.items()
+        )

@@ -1,0 +1,89 @@
+"""What the composition root makes of the command line: settings of the parts, checked.
+
+Must not build or start anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from epp.core.errors import ConfigError
+from epp.extproc.server import ServerSettings
+from epp.extproc.service import Limits
+from epp.leases.choice import HaMode
+from epp.replicas import ReplicaSettings
+from epp.siblings.client import ClientSettings, SiblingAddress
+from epp.siblings.reader import ReadLimits
+from epp.telemetry.ledger_file import LedgerFile
+from sidecar.tracing.exporter import SpanExporter
+from sidecar.tracing.settings import TracingError, read_settings
+
+
+def check_ready_fd(fd: int | None) -> None:
+    """Raises ConfigError: it is not open."""
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except OSError as error:
+        raise ConfigError(f"--ready-fd {fd}: {error.strerror}") from error
+
+
+def server_settings(arguments: argparse.Namespace) -> ServerSettings:
+    """Of the ext-proc server."""
+    return ServerSettings(
+        host=arguments.listen_host,
+        port=arguments.grpc_port,
+        health_host=arguments.listen_host,
+        health_port=arguments.grpc_health_port,
+        secure=arguments.secure_serving,
+        cert_path=arguments.cert_path,
+        lame_duck_s=min(arguments.lame_duck, arguments.drain_timeout),
+        drain_timeout_s=arguments.drain_timeout,
+        limits=Limits(max_body_bytes=arguments.max_body_bytes),
+    )
+
+
+def replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
+    """Of the snapshots that replicas give each other."""
+    name: str | None = arguments.sibling_server_name
+    return ReplicaSettings(
+        tls_path=arguments.sibling_tls_path,
+        siblings=tuple(SiblingAddress(host, port, name or host) for host, port in arguments.sibling),
+        host=arguments.listen_host,
+        port=arguments.snapshot_port,
+        client=ClientSettings(
+            total_s=arguments.snapshot_timeout, limits=ReadLimits(arguments.snapshot_max_bytes)
+        ),
+    )
+
+
+def ha_mode(arguments: argparse.Namespace) -> HaMode:
+    """How replicas work together. Raises ConfigError: two answers, or a name that is none."""
+    given = None if arguments.ha_mode is None else HaMode(arguments.ha_mode)
+    if arguments.ha_enable_leader_election and given not in (None, HaMode.ACTIVE_PASSIVE):
+        raise ConfigError(f"--ha-enable-leader-election means active-passive, --ha-mode says {given.value}")
+    if arguments.ha_enable_leader_election:
+        return HaMode.ACTIVE_PASSIVE
+    return given or HaMode.NONE
+
+
+def ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
+    """None: not asked for. Raises ConfigError: its directory does not exist."""
+    path: Path | None = arguments.ledger_file
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise ConfigError(f"--ledger-file {path}: its directory does not exist")
+    return LedgerFile(path, max_bytes=arguments.ledger_max_bytes, keep=arguments.ledger_keep)
+
+
+def span_exporter(arguments: argparse.Namespace) -> SpanExporter | None:
+    """None: tracing is off. Raises ConfigError: an OTEL_* variable that cannot be followed."""
+    if not arguments.tracing:
+        return None
+    try:
+        return SpanExporter(read_settings(os.environ, "kvpull-epp"))
+    except TracingError as error:
+        raise ConfigError(f"--tracing: {error}") from error
