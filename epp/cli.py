@@ -56,9 +56,9 @@ def snapshot_bytes(text: str) -> int:
 
 
 def index_bytes(text: str) -> int:
-    """A limit of what the prefix index may take: 16 MiB to 1 TiB."""
-    if not text.isascii() or not text.isdigit() or not 16 << 20 <= int(text[:14]) <= 1 << 40:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {16 << 20} to {1 << 40} bytes")
+    """A limit of what the prefix index may take: 1 MiB to 1 TiB."""
+    if not text.isascii() or not text.isdigit() or not 1 << 20 <= int(text[:14]) <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {1 << 20} to {1 << 40} bytes")
     return int(text)
 
 

@@ -214,9 +214,8 @@ class EventStream:
 
     def on_replay_cut(self) -> Step:
         """The replay asked for last was stopped on our side: go on from where it got to."""
-        if self._replay is not None and self._replay.progressed and self._recognisable:
-            return self._resync("cut")
-        return self.on_replay_end(False)
+        progressed = self._replay is not None and self._replay.progressed and self._recognisable
+        return self._resync("cut") if progressed else self.on_replay_end(False)
 
     def _drain(self, replay: RunningReplay) -> Step:
         """Apply what was held back during the replay, in order."""

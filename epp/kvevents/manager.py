@@ -15,16 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import Batch, BatchResult, ReplayNeeded
 from epp.kvevents.codec import decode_batch
 from epp.kvevents.framing import CodecError, Message, split_live, split_replayed
-from epp.kvevents.hand_over import HandOver, HandOverLimits
+from epp.kvevents.hand_over import HandOver
 from epp.kvevents.link import (
     EventSource,
     LinkChanged,
@@ -33,84 +30,16 @@ from epp.kvevents.link import (
     ReceiverFailed,
     ReplayEnded,
     ReplayFrames,
-    SocketSettings,
 )
+from epp.kvevents.sources import EventSink as EventSink
+from epp.kvevents.sources import FollowedSource
+from epp.kvevents.sources import ManagerSettings as ManagerSettings
+from epp.kvevents.sources import SourceCounters as SourceCounters
 from epp.kvevents.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 
 _REFUSALS = 8
-
-
-class EventSink(Protocol):
-    """Where events go: `EndpointPicker`, by way of `CacheView`. Called on the loop; never awaits."""
-
-    def on_connect(self, endpoint: EndpointId, now_s: float) -> BatchResult: ...
-
-    def on_disconnect(self, endpoint: EndpointId, now_s: float) -> BatchResult: ...
-
-    def on_batch(
-        self,
-        endpoint: EndpointId,
-        seq: int,
-        batch: Batch | None,
-        now_s: float,
-        replayed: bool = False,
-    ) -> BatchResult: ...
-
-    def on_replay_end(self, endpoint: EndpointId, ok: bool, now_s: float) -> BatchResult: ...
-
-    def on_replay_cut(self, endpoint: EndpointId, now_s: float) -> BatchResult: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerSettings:
-    """Bounds of the event intake."""
-
-    slice_s: float = 0.0005  # longest stretch on the loop, give or take one batch
-    concurrent_replays: int = 4
-    replay_interval_s: float = 0.05  # between two replays of one endpoint, whatever it does
-    retry_first_s: float = 0.2  # after the first failed replay of an endpoint; doubles
-    retry_max_s: float = 15.0
-    hand_over: HandOverLimits = field(default_factory=HandOverLimits)
-    sockets: SocketSettings = field(default_factory=SocketSettings)
-
-
-@dataclass(slots=True)
-class SourceCounters:
-    """Totals of one endpoint since it was added; plain values for telemetry."""
-
-    live_messages: int = 0
-    replayed_messages: int = 0
-    malformed_messages: int = 0  # frames that are no message: no sequence, so not even a gap
-    malformed_reasons: Counter[str] = field(default_factory=Counter)
-    undecodable_batches: int = 0  # live and replayed
-    connects: int = 0
-    disconnects: int = 0
-    replays_started: int = 0
-    replays_finished: int = 0
-    replays_failed: int = 0
-    replays_cut: int = 0  # more came than could be kept; asked for again from where they got to
-    replays_given_up: int = 0  # overtaken by a newer one, or the endpoint left
-
-    @property
-    def unusable(self) -> bool:
-        """Messages come, and not one of them could be read (case S-C17)."""
-        messages = self.live_messages + self.replayed_messages
-        return 0 < messages == self.malformed_messages + self.undecodable_batches
-
-
-@dataclass(slots=True)
-class _Source:
-    endpoint: EndpointId
-    link: int
-    source: EventSource
-    counters: SourceCounters = field(default_factory=SourceCounters)
-    replay: int | None = None  # number of the running one
-    wanted_from: int | None = None  # replay that waits for its turn or its back-off
-    started_s: float | None = None  # when the last replay began
-    failures: int = 0  # in a row
-    retry: asyncio.TimerHandle | None = None
 
 
 class KvEventsManager:
@@ -128,9 +57,11 @@ class KvEventsManager:
         self._decode = decode
         self._settings = settings or ManagerSettings()
         self._clock = clock
-        self._sources: dict[EndpointId, _Source] = {}
-        self._by_replay: dict[int, _Source] = {}
-        self._wanted: dict[EndpointId, _Source] = {}  # replays to start, in the order they were asked for
+        self._sources: dict[EndpointId, FollowedSource] = {}
+        self._by_replay: dict[int, FollowedSource] = {}
+        self._wanted: dict[
+            EndpointId, FollowedSource
+        ] = {}  # replays to start, in the order they were asked for
         self._numbers = 0  # of links and replays; never reused
         self._subscriber: Subscriber | None = None
         self._queue: HandOver[Received] | None = None
@@ -145,7 +76,7 @@ class KvEventsManager:
                 return
             self.remove_endpoint(endpoint)
             self._sink.on_disconnect(endpoint, self._clock())  # no claim until the new address is heard
-        entry = self._sources[endpoint] = _Source(endpoint, self._number(), source)
+        entry = self._sources[endpoint] = FollowedSource(endpoint, self._number(), source)
         if self._subscriber is not None:
             self._subscriber.add(endpoint, entry.link, source)
 
@@ -228,7 +159,7 @@ class KvEventsManager:
 
     # --- what was received ----------------------------------------------------------------------
 
-    def _entry(self, endpoint: EndpointId, link: int) -> _Source | None:
+    def _entry(self, endpoint: EndpointId, link: int) -> FollowedSource | None:
         entry = self._sources.get(endpoint)
         return entry if entry is not None and entry.link == link else None
 
@@ -271,7 +202,7 @@ class KvEventsManager:
             return
         self._apply(entry, message, replayed=True)
 
-    def _apply(self, entry: _Source, message: Message, replayed: bool) -> None:
+    def _apply(self, entry: FollowedSource, message: Message, replayed: bool) -> None:
         assert message.seq is not None  # the receiving thread keeps end markers to itself
         batch: Batch | None = None
         try:
@@ -283,7 +214,7 @@ class KvEventsManager:
         answer = self._sink.on_batch(entry.endpoint, message.seq, batch, self._clock(), replayed)
         self._follow(entry, answer)
 
-    def _malformed(self, entry: _Source, error: CodecError) -> None:
+    def _malformed(self, entry: FollowedSource, error: CodecError) -> None:
         if not entry.counters.malformed_messages:
             log.warning("KV events of %s: malformed message: %s", entry.endpoint, error)
         entry.counters.malformed_messages += 1
@@ -311,7 +242,7 @@ class KvEventsManager:
         self._follow(entry, self._sink.on_replay_end(entry.endpoint, item.ok, self._clock()))
         self._start_replays()
 
-    def _follow(self, entry: _Source, answer: BatchResult) -> None:
+    def _follow(self, entry: FollowedSource, answer: BatchResult) -> None:
         if not entry.source.has_replay:
             # a sink that was told otherwise gives up after a few refusals and goes on without
             for _ in range(_REFUSALS):
@@ -329,7 +260,7 @@ class KvEventsManager:
             entry.retry = asyncio.get_running_loop().call_later(delay_s, self._retry, entry)
         self._start_replays()
 
-    def _delay_s(self, entry: _Source) -> float:
+    def _delay_s(self, entry: FollowedSource) -> float:
         settings = self._settings
         delay_s = 0.0
         if entry.failures:
@@ -338,7 +269,7 @@ class KvEventsManager:
             delay_s = max(delay_s, entry.started_s + settings.replay_interval_s - self._clock())
         return delay_s
 
-    def _retry(self, entry: _Source) -> None:
+    def _retry(self, entry: FollowedSource) -> None:
         entry.retry = None
         self._start_replays()
 
@@ -359,14 +290,14 @@ class KvEventsManager:
             self._subscriber.replay(entry.replay, entry.source, entry.wanted_from)
             self._stop_wanting(entry)
 
-    def _stop_wanting(self, entry: _Source) -> None:
+    def _stop_wanting(self, entry: FollowedSource) -> None:
         entry.wanted_from = None
         self._wanted.pop(entry.endpoint, None)
         if entry.retry is not None:
             entry.retry.cancel()
             entry.retry = None
 
-    def _give_up_replay(self, entry: _Source) -> None:
+    def _give_up_replay(self, entry: FollowedSource) -> None:
         """The running or waiting replay of this endpoint is of no use any more."""
         self._stop_wanting(entry)
         if entry.replay is not None:

@@ -31,6 +31,8 @@ def test_false_means_false(text: str, value: bool) -> None:
         (cli.body_bytes, "9" * 5000),
         (cli.file_bytes, "4095"),
         (cli.file_bytes, "9" * 5000),
+        (cli.index_bytes, "1048575"),
+        (cli.index_bytes, "9" * 5000),
         (cli.file_count, "0"),
         (cli.file_count, "9" * 5000),
     ],
