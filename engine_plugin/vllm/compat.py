@@ -139,6 +139,14 @@ def replace_policy(primary: Any, policy: Any) -> None:
     primary._policy = policy
 
 
+def insert_chunk(policy: Any, key: bytes, chunk: Any, req_context: Any) -> None:
+    """Put a chunk into a cache policy; vLLM 0.33 wants to know for which request."""
+    if "req_context" in inspect.signature(policy.insert).parameters:
+        policy.insert(key, chunk, req_context)
+    else:
+        policy.insert(key, chunk)
+
+
 def disown_region_file(region: Any) -> None:
     """A region whose file has been unlinked must not try again when it is closed."""
     region._creator = False
@@ -147,6 +155,24 @@ def disown_region_file(region: Any) -> None:
 def was_region_creator(region: Any) -> bool:
     """Whether this process made the region's file (else somebody else has mapped it before)."""
     return bool(region._creator)
+
+
+def find_waker() -> Callable[[], None] | None:
+    """How to make an idle engine take one step; None where nobody waits (no engine, or one of a
+    data-parallel group, whose ranks step together).
+
+    vLLM gives a tier no way to ask for it. The engine that is making us is up the stack; its input queue takes
+    a request that means nothing but "look again".
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        engine = frame.f_locals.get("self")
+        queue = getattr(engine, "input_queue", None)
+        if type(engine).__name__ == "EngineCoreProc" and queue is not None:
+            wakeup = importlib.import_module("vllm.v1.engine").EngineCoreRequestType.WAKEUP
+            return lambda: queue.put_nowait((wakeup, None))
+        frame = frame.f_back
+    return None
 
 
 def replace_publisher(make: Callable[[type[Any]], type[Any]]) -> None:

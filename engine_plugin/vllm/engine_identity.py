@@ -9,8 +9,6 @@ from engine_plugin.identity import Address, PeerIdentity, fingerprint
 from engine_plugin.vllm import compat
 from engine_plugin.vllm.tier_config import TierConfig
 
-_INSTANCE = uuid.uuid4().hex  # of this process: new at every start
-
 
 class UnsupportedCache(ValueError):
     """A cache that pulls cannot serve yet; the message says which."""
@@ -65,14 +63,19 @@ def layout_of(spec: Any) -> str:
     return f"vllm-{spec.config.kv_cache_layout}-{fingerprint(repr(parts))}"
 
 
-def engine_identity(spec: Any, config: TierConfig, block_bytes: int) -> PeerIdentity | None:
+def new_instance() -> str:
+    """Another one at every start, so that an old self is never taken for a peer."""
+    return uuid.uuid4().hex
+
+
+def engine_identity(spec: Any, config: TierConfig, block_bytes: int, instance: str) -> PeerIdentity | None:
     """None until the engine has chosen its block hashes."""
     facts = compat.hash_facts()
     if facts is None:
         return None
     algorithm, seed = facts
     return PeerIdentity(
-        instance=_INSTANCE,
+        instance=instance,
         rank=rank_of(spec),
         model=config.model or spec.config.model.name,
         revision=config.revision,

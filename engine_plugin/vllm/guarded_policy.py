@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
+from engine_plugin.vllm import compat
 from engine_plugin.vllm.tier_index import EitherSet, TierIndex
 
 _ASIDE = b"kvpull-quarantine-"  # no block hash begins so: theirs are digests
@@ -33,8 +35,14 @@ class GuardedPolicy(CachePolicy):
         return self._inner.get(key)
 
     def insert(self, key: Any, chunk: Any, *more: Any) -> None:
-        """`more`: vLLM 0.33 names the request."""
+        """`more`: the request, from vLLM 0.33 on."""
         self._inner.insert(key, chunk, *more)
+
+    def on_request_access(self, keys: Iterable[Any], req_context: Any) -> None:
+        """New in vLLM 0.33; older policies have nothing to say to it."""
+        heard = getattr(self._inner, "on_request_access", None)
+        if heard is not None:
+            heard(keys, req_context)
 
     def remove(self, key: Any) -> None:
         self._index.removed(key)
@@ -56,7 +64,10 @@ class GuardedPolicy(CachePolicy):
         self._inner.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
 
     def evict(self, n: int, protected: set[Any]) -> list[tuple[Any, Any]] | None:
-        """As the inner policy, but what peers are reading stays."""
+        """As the inner policy, but what peers are reading stays, and what they have read counts as used."""
+        served = [key for key in self._index.take_served() if key in self._index]
+        if served:
+            self._inner.touch(served, ReqContext(req_id="kvpull-served"))
         with self._index.evicting() as (pinned, gone):
             spared: Any = EitherSet(protected, pinned) if pinned else protected
             evicted: list[tuple[Any, Any]] | None = self._inner.evict(n, spared)
@@ -84,15 +95,15 @@ class GuardedPolicy(CachePolicy):
                 self._inner.remove(key)
                 self._aside[int(chunk.chunk_id)] = chunk
 
-    def give_back(self, slots: Iterable[int]) -> list[bytes]:
+    def give_back(self, slots: Iterable[int], req_context: Any) -> list[bytes]:
         """No write can reach `slots` any more. Returns stand-in keys for the ones that were set aside;
-        failing the store of those frees the slots in vLLM's own way."""
+        failing the store of those, in `req_context`, frees the slots in vLLM's own way."""
         stand_ins = []
         for slot in slots:
             chunk = self._aside.pop(slot, None)
             if chunk is not None:
                 key = _ASIDE + slot.to_bytes(8, "big")
-                self._inner.insert(key, chunk)
+                compat.insert_chunk(self._inner, key, chunk, req_context)
                 stand_ins.append(key)
         return stand_ins
 

@@ -37,6 +37,7 @@ log = logging.getLogger("vllm.kvpull")
 
 IDENTITY_POLL_S: Final = 0.05
 RETRY_START_S: Final = 5.0
+FIGURES_S: Final = 1.0
 SHORTEST_FETCH_S: Final = 0.1
 CLOSE_S: Final = 10.0
 
@@ -100,8 +101,10 @@ class PullService:
         tier: TierMemory,
         find_identity: Callable[[], PeerIdentity | None],
         block_tokens: int,
+        on_figures: Callable[[], None],
     ) -> None:
-        """Start the thread. `find_identity` is asked until it knows."""
+        """Start the thread. `find_identity` is asked until it knows. `on_figures` is called on the thread
+        when there are new figures to tell and no request of ours that would tell them."""
         self.address = listen
         self.reports_port = reports_port
         self.up = threading.Event()
@@ -112,6 +115,7 @@ class PullService:
         self._tier = tier
         self._find_identity = find_identity
         self._block_tokens = block_tokens
+        self._on_figures = on_figures
         self._key = config.read_peer_key()
         self._finished: deque[Finished] = deque()
         self._transport: PeerTransport | None = None
@@ -223,6 +227,7 @@ class PullService:
         for source in self._config.connect_addresses():
             if source != self.address:
                 self._start(self._connect(source))
+        self._start(self._watch_figures())
 
     async def _start_transport(self, identity: PeerIdentity) -> bool:
         transport = PeerTransport(
@@ -252,6 +257,22 @@ class PullService:
         if self._transport is not None:
             await self._transport.stop()
         self._reports.close()
+
+    async def _watch_figures(self) -> None:
+        """What peers do here is told within a second, also while the engine is idle."""
+        told: object = None
+        while True:
+            stats = self.stats
+            now = (
+                None
+                if stats is None
+                else (stats.served_blocks, stats.refused.total(), stats.quarantined_slots),
+                self._index.leases,
+            )
+            if now != told:
+                told = now
+                self._on_figures()
+            await asyncio.sleep(FIGURES_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

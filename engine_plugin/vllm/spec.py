@@ -1,4 +1,4 @@
-"""vLLM's tiering offload with our tier attached, on GPUs as it is and on the CPU platform with our copies."""
+"""vLLM's tiering offload with our tier attached: on GPUs as it is, on the CPU platform with our copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
@@ -34,7 +33,7 @@ class PullOffloadingSpec(TieringOffloadingSpec):
             manager.complete_store = _in_prefix_order(manager.complete_store)
             for tier in manager.secondary_tiers:
                 if isinstance(tier, PullTier):
-                    tier.attach(manager.primary_tier)
+                    tier.attach(manager.primary_tier, compat.find_waker())
             _unlink(compat.region_of(self))
         return self._manager
 
@@ -45,7 +44,7 @@ class PullOffloadingSpec(TieringOffloadingSpec):
         return self._worker
 
     def create_worker(self, kv_caches: Any) -> Any:
-        if not current_platform.is_cpu():
+        if any(cache.tensor.device.type != "cpu" for cache in kv_caches.tensors):
             return super().create_worker(kv_caches)
         region = SharedOffloadRegion(
             engine_id=self._engine_id,

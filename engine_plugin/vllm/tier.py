@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -25,7 +25,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from engine_plugin.transport import TierMemory
 from engine_plugin.vllm import compat
-from engine_plugin.vllm.engine_identity import engine_identity, listen_address, port_of, tier_tokens
+from engine_plugin.vllm.engine_identity import (
+    engine_identity,
+    listen_address,
+    new_instance,
+    port_of,
+    tier_tokens,
+)
 from engine_plugin.vllm.guarded_policy import GuardedPolicy
 from engine_plugin.vllm.pull_service import Answered, Moved, PullService, Usable
 from engine_plugin.vllm.request_pull import Answer, RequestPull, Stage
@@ -74,7 +80,10 @@ class PullTier(SecondaryTierManager):
         self._pulls: dict[str, RequestPull] = {}
         self._jobs: set[int] = set()
         self._results: list[JobResult] = []
+        self._figures_due = False
+        self._wake: Callable[[], None] | None = None
         slots = offloading_spec.num_chunks
+        instance = new_instance()
         region = compat.region_of(offloading_spec)
         self._tier = TierMemory(os.dup(region.fd), slots, self.block_size_bytes)
         self._service = PullService(
@@ -83,13 +92,15 @@ class PullTier(SecondaryTierManager):
             reports_port=port_of(config.reports_port, offloading_spec),
             index=self._index,
             tier=self._tier,
-            find_identity=lambda: engine_identity(offloading_spec, config, self.block_size_bytes),
+            find_identity=lambda: engine_identity(offloading_spec, config, self.block_size_bytes, instance),
             block_tokens=tier_tokens(offloading_spec),
+            on_figures=self._tell_figures,
         )
         self._metrics = TierMetrics(config, self._service, self._index, slots)
 
-    def attach(self, primary: Any) -> None:
-        """Watch vLLM's CPU tier; before its first use."""
+    def attach(self, primary: Any, wake: Callable[[], None] | None = None) -> None:
+        """Watch vLLM's CPU tier; before its first use. `wake` makes an idle engine take a step."""
+        self._wake = wake
         self._primary = primary
         self._policy = GuardedPolicy(compat.policy_of(primary), self._index)
         compat.replace_policy(primary, self._policy)
@@ -148,6 +159,11 @@ class PullTier(SecondaryTierManager):
         self._service.fetch(job_metadata.job_id, pull, offer, slots)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
+        self._collect()
+        results, self._results = self._results, []
+        return results
+
+    def _collect(self) -> None:
         for finished in self._service.take_finished():
             match finished:
                 case Answered():
@@ -156,8 +172,6 @@ class PullTier(SecondaryTierManager):
                     self._moved(finished)
                 case Usable(slots=slots):
                     self._give_back(slots)
-        results, self._results = self._results, []
-        return results
 
     def _answered(self, answered: Answered) -> None:
         pull, offer = answered.pull, answered.offer
@@ -191,12 +205,14 @@ class PullTier(SecondaryTierManager):
     def _give_back(self, slots: Iterable[int]) -> None:
         if self._policy is None:
             return
-        stand_ins = self._policy.give_back(slots)
+        context = ReqContext(req_id="kvpull-quarantine")
+        stand_ins = self._policy.give_back(slots, context)
         if stand_ins:
-            self._primary.complete_store(stand_ins, ReqContext(req_id="kvpull-quarantine"), False)
+            self._primary.complete_store(stand_ins, context, False)
 
     # --- the step -------------------------------------------------------------------------------
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._figures_due = False  # this step tells them
         for pull in list(self._pulls.values()):
             if pull.wants_to_ask:
                 self._service.ask(pull, pull.ask())
@@ -210,16 +226,23 @@ class PullTier(SecondaryTierManager):
                 self._service.report(local)
 
     def has_pending_work(self) -> bool:
-        """Peers are served without steps; our own jobs keep vLLM stepping by being its jobs."""
-        return bool(self._results)
+        """Peers are served without steps, and our own jobs keep vLLM stepping by being its jobs. One step
+        tells new figures."""
+        return self._figures_due or bool(self._results)
+
+    def _tell_figures(self) -> None:
+        """On the service's thread."""
+        if self._wake is not None:
+            self._figures_due = True
+            self._wake()
 
     def drain_jobs(self) -> None:
         """Until no fetch is under way and no peer can write into our slots: bounded by the pulls' deadlines
         and the quarantine's."""
         while self._jobs or self._service.quarantined_slots:
-            self._results.extend(self.get_finished_jobs())
+            self._collect()
             time.sleep(DRAIN_STEP_S)
-        self._results.extend(self.get_finished_jobs())
+        self._collect()
 
     def shutdown(self) -> None:
         self._service.close()

@@ -1,7 +1,7 @@
 """The tier's figures in vLLM's own metrics pipe: they appear on the engine's /metrics as `kvpull_*`.
 
-vLLM sends them along with its step statistics, so an idle engine's figures are those of its last step. Values
-are read from counters that others keep; nothing here counts but what the tier itself ignored.
+vLLM sends them along with its step statistics; the service asks an idle engine for a step when they change.
+Values are read from counters that others keep; nothing here counts but what the tier itself ignored.
 """
 
 from __future__ import annotations

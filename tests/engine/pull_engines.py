@@ -197,9 +197,10 @@ def start_engines(
         for name, settings in tiers.items():
             port, p2p_port = processes.free_ports(2)
             transfer = None if settings is None else connector_config(p2p_port, key_file, **settings)
-            process = processes.Process(
-                arguments(model, port, transfer), root / f"log-{name}", environment(site)
-            )
+            more = environment(site)
+            if key_file is not None:
+                more["KVPULL_SALT_KEY_FILE"] = str(key_file)
+            process = processes.Process(arguments(model, port, transfer), root / f"log-{name}", more)
             engines[name] = PullEngine(name, f"http://127.0.0.1:{port}", p2p_port, process)
         for engine in engines.values():
             engine.process.wait_ready([f"{engine.url}/health"])

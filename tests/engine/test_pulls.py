@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from engine_plugin.pull_report import PullFinished
-from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, prompt
+from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, prompt, until
 from tests.engine.reports import Reports
 
 pytestmark = pytest.mark.timeout(900)
@@ -47,6 +47,7 @@ def test_a_pull_moves_the_prefix_and_answers_as_the_source_does(
     ids, moved = fresh(40), Moved(consumer)
     source.complete(ids)
     own = source.complete(ids)
+    served = source.metric("kvpull_pull_served_bytes_total")
     pulled = consumer.complete(ids, params=consumer.pull_from(source, "pull-1"))
     assert pulled.tokens == own.tokens
     assert pulled.cached == 40 * BLOCK_TOKENS
@@ -58,6 +59,9 @@ def test_a_pull_moves_the_prefix_and_answers_as_the_source_does(
     assert told.source == f"127.0.0.1:{source.p2p_port}"
     assert (told.asked_tokens, told.received_tokens) == (40 * BLOCK_TOKENS, 40 * BLOCK_TOKENS)
     assert (told.received_bytes, told.reason) == (40 * BLOCK_BYTES, "ok")
+    # an idle engine's figures: nobody asks the source for anything now
+    until(lambda: source.metric("kvpull_pull_served_bytes_total") - served == 40 * BLOCK_BYTES)
+    until(lambda: source.metric("kvpull_leases") == 0)
 
 
 def test_without_a_source_it_is_computed(source: PullEngine, consumer: PullEngine) -> None:
