@@ -47,6 +47,7 @@ format: $(STAMP)
 soak: $(STAMP)  ## reliability under load and faults, with figures
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.soak_sidecar
+	$(BIN)/python -m benchmarks.soak_transport
 
 bench: $(STAMP)  ## make bench NAME=x runs benchmarks/x.py
 	$(BIN)/python -m benchmarks.$(NAME)

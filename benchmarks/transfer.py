@@ -1,4 +1,4 @@
-"""What a pull costs between two transports: `make bench NAME=transfer`. One JSON object on standard output.
+"""What a pull costs between two transports: `make bench NAME=transfer`. One JSON object a part on standard output.
 
 Two whole transports (TLS, leases, movers) in one process, their movers in processes of their own, and a bare
 NIXL pair beside them; all are measured in turn within one loop, so that noise of the machine hits them alike.
@@ -265,12 +265,10 @@ async def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
     os.environ.setdefault("UCX_TLS", "tcp")
-    figures: dict[str, Any] = {}
     for name in options.only:
         part = idle(options.idle_s) if name == "idle" else PARTS[name](options.rounds)
-        figures[name] = await part
-    json.dump(figures, sys.stdout, indent=1, default=float)
-    print()
+        json.dump({name: await part}, sys.stdout, indent=1)
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ what the other may send, so a message out of place is a bad frame like any other
     MoverInfo        ->                         where to write; again whenever the mover is replaced
     Lookup           ->  <-  Found | Declined   blocks held and leased, or why not
     Move             ->  <-  Progress* Ended    or Declined: never started
+    Prefetch         ->  <-  Prefetched | Declined   the *server* shall pull, from a third one
     Cancel, Release, Ping -> <- Pong
 
 Nothing about memory is in any message before `Accepted`.
@@ -45,7 +46,7 @@ Slots = Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
 Words = Annotated[list[Word], msgspec.Meta(max_length=MAX_BLOCKS)]
 
 RefusalReason = Literal["auth", "identity", "protocol", "limit"]
-DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed"]
+DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed", "unsupported"]
 EndReason = Literal["done", "cancelled", "failed", "mover_down"]
 
 
@@ -158,6 +159,26 @@ class Release(Message, frozen=True, tag="release"):
     lease_id: Token
 
 
+class Prefetch(Message, frozen=True, tag="prefetch"):
+    """Pull `hashes` from the source into your own tier now; no request waits for it."""
+
+    id: Id
+    kv_request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    source_host: Token
+    source_port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    hashes: Hashes
+    deadline_ms: Count
+
+
+class Prefetched(Message, frozen=True, tag="prefetched"):
+    """How many of the leading blocks are there now; `reason` is a `PullReason`, or `ok`."""
+
+    id: Id
+    blocks: Count
+    bytes: Count
+    reason: Detail = "ok"
+
+
 class Ping(Message, frozen=True, tag="ping"):
     """Are you there?"""
 
@@ -166,8 +187,8 @@ class Pong(Message, frozen=True, tag="pong"):
     """Yes."""
 
 
-ClientMessage = Hello | MoverInfo | Lookup | Move | Cancel | Release | Ping
-ServerMessage = Hello | Accepted | Refused | Found | Declined | Progress | Ended | Pong
+ClientMessage = Hello | MoverInfo | Lookup | Move | Prefetch | Cancel | Release | Ping
+ServerMessage = Hello | Accepted | Refused | Found | Declined | Progress | Ended | Prefetched | Pong
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -28,6 +28,7 @@ from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
+from epp.core.index_limits import IndexLimits
 from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
@@ -49,6 +50,7 @@ from epp.settings import (
     check_ready_fd,
     ha_mode,
     ledger_file,
+    metrics_page,
     replica_settings,
     server_settings,
     span_exporter,
@@ -63,6 +65,7 @@ from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.scrapes import ScrapeCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
@@ -136,7 +139,7 @@ class _App:
                 approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
             ),
             CacheView(
-                choice.make(seed),
+                choice.make(seed, IndexLimits(max_bytes=arguments.index_max_bytes)),
                 salt_key=key_files.salt_key(arguments.salt_key_file),
                 speculation=config.speculation,
             ),
@@ -147,7 +150,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            scrape_interval_s=arguments.refresh_metrics_interval,
+            page=metrics_page(arguments),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
@@ -195,6 +198,7 @@ class _App:
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
         )
+        self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(

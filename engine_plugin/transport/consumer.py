@@ -18,7 +18,7 @@ from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.quarantine import Quarantine, settled
 from engine_plugin.transport.stats import PULL_OK, TransportStats
-from engine_plugin.transport.types import Fetched, Offer, PullError, PullReason
+from engine_plugin.transport.types import Fetched, Offer, PrefetchOrder, PrefetchResult, PullError, PullReason
 
 QUEUE_SHARE: Final = 0.6  # of the time left that a request may wait for its turn at the source
 MAX_OFFERS: Final = 4096  # unfetched offers that are remembered; the oldest is given back beyond it
@@ -30,6 +30,7 @@ _DECLINED: Final = {
     "mover_down": PullReason.MOVER_DOWN,
     "timeout": PullReason.TIMEOUT,
     "failed": PullReason.PROTOCOL,
+    "unsupported": PullReason.PROTOCOL,
 }
 
 
@@ -74,6 +75,18 @@ class Consumer:
                 await self._dialer.session(source)
         except TimeoutError as exc:
             raise PullError(PullReason.TIMEOUT, format_address(source)) from exc
+
+    async def prefetch(self, target: Address, order: PrefetchOrder) -> PrefetchResult:
+        """See `PeerTransport.prefetch`."""
+        try:
+            async with asyncio.timeout(order.deadline_s):
+                session = await self._dialer.session(target)
+                ended = await session.prefetch(order)
+        except TimeoutError as exc:
+            raise PullError(PullReason.TIMEOUT, format_address(target)) from exc
+        if isinstance(ended, Declined):
+            raise PullError(_DECLINED[ended.reason], ended.detail)
+        return PrefetchResult(ended.blocks, ended.bytes, ended.reason)
 
     # --- look-up -------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ class Limits:
     moves_total: int = 16
     bytes_total: int = 16 << 30
     queue_s: float = 1.0  # longest wait for a turn
+    prefetches: int = 4  # orders to pull without a request, at a time
+    prefetch_blocks_per_s: float = 4096.0
+    prefetch_burst_blocks: int = 16_384
+    prefetch_s: float = 10.0
     # --- each message and pin ------------------------------------------------------------------
     message_bytes: int = 8 << 20  # one control frame after the handshake
     lease_s: float = 10.0  # pins of an offer that nobody fetches or that never finishes
@@ -52,6 +56,8 @@ class Limits:
     silence_s: float = 4.0  # and ends after hearing nothing for this long
     redial_s: float = 0.25  # after a failed dial; doubles up to redial_max_s, answered `unreachable`
     redial_max_s: float = 4.0
+    keep_redial_max_s: float = 30.0  # the same towards peers that are kept connected
+    kept_peers: int = 256
     quarantine_s: float = 5.0  # an unresolved move's slots; then our mover is replaced
     own_mover_s: float = 0.3  # a pull waits this long for our own mover to come back
     mover_silence_s: float = 4.0  # a mover that gives no sign of life is killed and replaced

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from engine_plugin.identity import Address, PeerIdentity
@@ -17,9 +17,11 @@ from engine_plugin.transport.checksums import Checksums
 from engine_plugin.transport.consumer import Consumer
 from engine_plugin.transport.control.dialer import Dialer
 from engine_plugin.transport.control.inbound import Listener
+from engine_plugin.transport.control.keeper import Keeper
 from engine_plugin.transport.control.leases import LeaseBook
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.prefetching import PrefetchDesk
 from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
@@ -28,7 +30,14 @@ from engine_plugin.transport.mover.supervisor import MoverSupervisor
 from engine_plugin.transport.quarantine import Quarantine
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.tier_memory import TierMemory
-from engine_plugin.transport.types import BlockStore, Fetched, Offer
+from engine_plugin.transport.types import (
+    BlockStore,
+    Fetched,
+    Offer,
+    Prefetcher,
+    PrefetchOrder,
+    PrefetchResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +62,7 @@ class PeerTransport:
         checksums: bool = True,
         limits: Limits | None = None,
         faults: Faults | None = None,
+        prefetcher: Prefetcher | None = None,
     ) -> None:
         """Create it on the loop it will run on; nothing runs before `start`.
 
@@ -61,6 +71,7 @@ class PeerTransport:
             insecure: without a key: plain text, any peer of equal identity is trusted.
             checksums: verify every block that arrives. Off, a late or torn write is still kept from
                 reused slots by quarantine and generations, but nothing would notice if it were not.
+            prefetcher: pulls what a peer orders without a request; None: such orders are declined.
 
         Raises:
             ValueError: the identity's block size is not the tier's slot size, the key is too short, or
@@ -88,6 +99,7 @@ class PeerTransport:
             leases=LeaseBook(store, limits, self.stats),
             leasing=leasing_turns(limits, tier.total_bytes),
             moves=moving_turns(limits),
+            prefetching=PrefetchDesk(prefetcher, limits, asyncio.get_running_loop().time()),
             limits=limits,
             stats=self.stats,
             faults=faults,
@@ -102,6 +114,7 @@ class PeerTransport:
             return await OutboundSession.connect(source, caller)
 
         self._dialer = Dialer(connect, limits, self._session_opened)
+        self._keeper = Keeper(self._dialer, limits)
         self._consumer = Consumer(
             identity=identity,
             slots=tier.slots,
@@ -141,6 +154,7 @@ class PeerTransport:
         Pulls in progress fail with `DISCONNECTED`; when this returns, `slots_usable` has named every
         quarantined slot and every lease is released.
         """
+        await self._keeper.stop()
         await self._dialer.stop()
         await self._listener.stop()
         await self._movers.stop()
@@ -155,6 +169,20 @@ class PeerTransport:
             PullError: as `lookup` for a source that cannot be reached or refuses.
         """
         await self._consumer.connect(source, deadline_s)
+
+    def keep_connected(self, peers: Iterable[Address]) -> None:
+        """Stay connected to these peers from now on, dialling again whenever a session ends; replaces the
+        peers given before. Needs no answer: who cannot be reached is tried again, ever more seldom."""
+        self._keeper.keep(peer for peer in peers if peer != self.address)
+
+    async def prefetch(self, target: Address, order: PrefetchOrder) -> PrefetchResult:
+        """Have the engine at `target` pull blocks from a third one, `order.source`, with no request attached.
+
+        Raises:
+            PullError: as `lookup` for a target that cannot be reached or refuses; PROTOCOL if it takes no
+                such orders, REFUSED_LIMIT beyond its rate.
+        """
+        return await self._consumer.prefetch(target, order)
 
     async def lookup(
         self,

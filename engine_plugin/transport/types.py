@@ -5,7 +5,7 @@ Plain values and protocols only; what the engine sees of a pull. Nothing here do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -75,6 +75,28 @@ class Fetched:
     received_bytes: int
     ms: float
     shortfall: PullReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchOrder:
+    """What a peer wants pulled: `hashes` from `source`, within `deadline_s`."""
+
+    source: Address
+    kv_request_id: str
+    hashes: tuple[bytes, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchResult:
+    """How many of the leading blocks the engine holds now, what it received for that, and why not more."""
+
+    blocks: int
+    received_bytes: int
+    reason: str = "ok"
+
+
+Prefetcher = Callable[[PrefetchOrder], Awaitable[PrefetchResult]]
 
 
 class PullReason(StrEnum):

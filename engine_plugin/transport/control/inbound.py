@@ -22,6 +22,7 @@ from engine_plugin.protocol import (
     MoverInfo,
     Ping,
     Pong,
+    Prefetch,
     Refused,
     Release,
 )
@@ -222,6 +223,8 @@ def _dispatch(serving: Serving, channel: Channel, message: ClientMessage) -> Non
             serving.move(message)
         case MoverInfo():
             serving.mover_info(message)
+        case Prefetch():
+            serving.prefetch(message)
         case Cancel(id=request_id):
             serving.cancel(request_id)
         case Release(lease_id=token):

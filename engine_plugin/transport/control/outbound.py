@@ -26,6 +26,8 @@ from engine_plugin.protocol import (
     MoverInfo,
     Ping,
     Pong,
+    Prefetch,
+    Prefetched,
     Progress,
     Refused,
     Release,
@@ -37,7 +39,7 @@ from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import TransportStats
-from engine_plugin.transport.types import PullError, PullReason
+from engine_plugin.transport.types import PrefetchOrder, PullError, PullReason
 
 _REFUSED: Final = {
     "auth": PullReason.REFUSED_AUTH,
@@ -45,6 +47,8 @@ _REFUSED: Final = {
     "protocol": PullReason.PROTOCOL,
     "limit": PullReason.REFUSED_LIMIT,
 }
+
+Answer = Found | Prefetched | Declined  # to a question that is no move
 
 M = TypeVar("M", bound=Message)
 
@@ -89,7 +93,7 @@ class OutboundSession:
         self._limits = limits
         self._stats = stats
         self._next_id = 0
-        self._lookups: dict[int, asyncio.Future[Found | Declined | None]] = {}
+        self._asked: dict[int, asyncio.Future[Answer | None]] = {}
         self._moves: dict[int, MoveCall] = {}
         self._told_epoch = 0
         self._reading = asyncio.create_task(self._run(), name=f"p2p-out-{format_address(source)}")
@@ -138,29 +142,41 @@ class OutboundSession:
         Raises:
             PullError: DISCONNECTED, or PROTOCOL for an answer that cannot be one to this question.
         """
-        request_id = self._new_id()
-        answer: asyncio.Future[Found | Declined | None] = self._loop.create_future()
-        self._lookups[request_id] = answer
+        wait_ms, patience_ms = int(wait_s * 1000), max(0, int(patience_s * 1000))
+        found = await self._ask(
+            Lookup(self._new_id(), kv_request_id, list(hashes), wait_ms=wait_ms, patience_ms=patience_ms)
+        )
+        if isinstance(found, Prefetched):
+            raise PullError(PullReason.PROTOCOL, "the answer to a prefetch where one to a look-up was due")
+        return found
+
+    async def prefetch(self, order: PrefetchOrder) -> Prefetched | Declined:
+        """Have the peer pull; as `lookup`, but what has been ordered cannot be taken back."""
+        host, port = order.source
+        deadline_ms = max(0, int(order.deadline_s * 1000))
+        ended = await self._ask(
+            Prefetch(self._new_id(), order.kv_request_id, host, port, list(order.hashes), deadline_ms)
+        )
+        if isinstance(ended, Found):
+            self.release(ended.lease_id)
+            raise PullError(PullReason.PROTOCOL, "the answer to a look-up where one to a prefetch was due")
+        return ended
+
+    async def _ask(self, question: Lookup | Prefetch) -> Answer:
+        answer: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._asked[question.id] = answer
         try:
-            self._channel.send(
-                Lookup(
-                    request_id,
-                    kv_request_id,
-                    list(hashes),
-                    int(wait_s * 1000),
-                    max(0, int(patience_s * 1000)),
-                )
-            )
+            self._channel.send(question)
             if self.closed.done():
                 answer.set_result(None)
             found = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and isinstance(late := answer.result(), Found):
                 self.release(late.lease_id)
-            self._channel.send(Cancel(request_id))
+            self._channel.send(Cancel(question.id))
             raise
         finally:
-            self._lookups.pop(request_id, None)
+            self._asked.pop(question.id, None)
         if found is None:
             raise PullError(PullReason.DISCONNECTED, format_address(self.source))
         return found
@@ -229,7 +245,7 @@ class OutboundSession:
     def _end(self) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
-        for answer in self._lookups.values():
+        for answer in self._asked.values():
             if not answer.done():
                 answer.set_result(None)
         for call in self._moves.values():
@@ -250,16 +266,13 @@ class OutboundSession:
 
     def _hear(self, message: ServerMessage) -> None:
         match message:
-            case Found(id=request_id, lease_id=lease_id):
-                if (answer := self._lookups.get(request_id)) is None or answer.done():
-                    self.release(lease_id)  # nobody waits any more
-                else:
-                    answer.set_result(message)
+            case Found() | Prefetched():
+                self._answered(message)
             case Declined(id=request_id):
-                if (answer := self._lookups.get(request_id)) is not None and not answer.done():
-                    answer.set_result(message)
-                elif (call := self._moves.pop(request_id, None)) is not None:
+                if (call := self._moves.pop(request_id, None)) is not None:
                     call.ended.set_result(message)
+                else:
+                    self._answered(message)
             case Progress(id=request_id, chunks=chunks):
                 if (call := self._moves.get(request_id)) is not None:
                     self._stats.chunks_reported += max(0, chunks - call.chunks)
@@ -272,6 +285,13 @@ class OutboundSession:
                 pass
             case _:
                 raise FrameError(f"{type(message).__name__} after the handshake")
+
+    def _answered(self, message: Answer) -> None:
+        asked = self._asked.get(message.id)
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+        elif isinstance(message, Found):
+            self.release(message.lease_id)  # nobody waits any more
 
 
 def _failed_handshake(exc: BaseException, name: str, stats: TransportStats) -> PullError | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine_plugin.identity import PeerIdentity
 from engine_plugin.transport.checksums import Checksums
 from engine_plugin.transport.control.leases import LeaseBook
+from engine_plugin.transport.control.prefetching import PrefetchDesk
 from engine_plugin.transport.control.turns import Room, Turns
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
@@ -28,6 +29,7 @@ class Producer:
     leases: LeaseBook
     leasing: Turns  # look-ups that may pin, and what they pin
     moves: Turns
+    prefetching: PrefetchDesk
     limits: Limits
     stats: TransportStats
     faults: Faults | None

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from engine_plugin.identity import PeerIdentity
-from engine_plugin.protocol import Declined, Found, FrameError, Lookup, Move, MoverInfo
+from engine_plugin.protocol import Declined, Found, FrameError, Lookup, Move, MoverInfo, Prefetch
 from engine_plugin.transport.control.leases import GrantedLease, PeerBudget
 from engine_plugin.transport.control.moving import ServedMove
 from engine_plugin.transport.control.producer import Producer
@@ -223,6 +223,21 @@ class Serving:
         if max(request.slots) >= self._info.slots:
             return f"target slot out of {self._info.slots}"
         return None
+
+    # --- prefetch --------------------------------------------------------------------------------
+
+    def prefetch(self, order: Prefetch) -> None:
+        """Pull for the peer, or refuse at once. Only its own deadline ends it, not even the session."""
+        refused = self._producer.prefetching.refusal(order)
+        if refused is None:
+            self._producer.run(self._prefetch(order), "p2p-prefetch")
+            return
+        if refused.reason == "limit":
+            self._producer.stats.count_refusal(self._peer.instance, "limit")
+        self._send(refused)
+
+    async def _prefetch(self, order: Prefetch) -> None:
+        self._send(await self._producer.prefetching.run(order))
 
     # --- the rest --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A producer in a process of its own, so that a test can kill or stop it with its mover.
 
-Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, chunk_bytes, slot_bytes}.
-Says on stdout, one JSON line each: ready, holding, state. Ends when stdin closes; `proceed` on stdin lets
-a held move go, `state` asks for the state.
+Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, slot_bytes, limits}.
+Says on stdout, one JSON line each: ready, holding (for each move), state. Ends when stdin closes; on stdin
+`hold 3` makes moves stop after three chunks, `proceed` lets them go, `state` asks for the state.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ def say(**message: Any) -> None:
 
 
 async def tell_holding(peer: Engine) -> None:
-    await peer.faults.holding.wait()
-    say(event="holding", chunks=peer.stats.chunks_written, leases=peer.stats.leases)
+    while True:
+        await peer.faults.holding.wait()
+        peer.faults.holding.clear()
+        say(event="holding", chunks=peer.stats.chunks_written, leases=peer.stats.leases)
 
 
 async def main(wanted: dict[str, Any]) -> None:
-    limits = replace(PATIENT, chunk_bytes=wanted.get("chunk_bytes", 1 << 20))
+    limits = replace(PATIENT, **({"chunk_bytes": 1 << 20} | wanted.get("limits", {})))
     slot_bytes = wanted.get("slot_bytes", BLOCK_BYTES)
     listen = ("127.0.0.1", wanted.get("port", 0))
     async with engine(slots=wanted["slots"], slot_bytes=slot_bytes, limits=limits, listen=listen) as peer:
@@ -43,7 +45,11 @@ async def main(wanted: dict[str, Any]) -> None:
         )
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            if line.strip() == "proceed":
+            if line.startswith("hold"):
+                peer.faults.proceed.clear()
+                peer.faults.hold_after_chunks = int(line.split()[1])
+            elif line.strip() == "proceed":
+                peer.faults.hold_after_chunks = None
                 peer.faults.proceed.set()
             else:
                 say(
@@ -51,6 +57,7 @@ async def main(wanted: dict[str, Any]) -> None:
                     leases=peer.stats.leases,
                     pins=len(peer.store.pins),
                     moves=peer.stats.moves_out,
+                    mover=peer.transport.mover_pid or 0,
                 )
         telling.cancel()
 

@@ -35,6 +35,21 @@ class PeerProcess:
         assert message["event"] == event
         return message
 
+    async def state(self) -> dict[str, Any]:
+        """Ask; whatever it says before the answer is not waited for any more."""
+        assert self._process.stdout is not None
+        self.write("state")
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                message: dict[str, Any] = json.loads(await self._process.stdout.readline())
+                if message["event"] == "state":
+                    self.mover_pid = message["mover"]
+                    return message
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
     async def ready(self) -> None:
         message = await self.heard("ready")
         self.mover_pid = message["mover"]

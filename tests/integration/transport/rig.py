@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine_plugin.transport import Faults, Lease, Limits, PeerIdentity, PeerTransport, TierMemory
+from engine_plugin.transport import Faults, Lease, Limits, PeerIdentity, PeerTransport, Prefetcher, TierMemory
 from engine_plugin.transport.control import pool_tls
 
 pool_tls._SCRYPT_COST = 1 << 4  # some hundred transports are made here
@@ -119,6 +119,7 @@ async def engine(
     key: bytes | None = KEY,
     limits: Limits = PATIENT,
     checksums: bool = True,
+    prefetcher: Prefetcher | None = None,
     listen: tuple[str, int] = ("127.0.0.1", 0),
     **changes: Any,
 ) -> AsyncIterator[Engine]:
@@ -134,6 +135,7 @@ async def engine(
             key=key,
             insecure=key is None,
             checksums=checksums,
+            prefetcher=prefetcher,
             limits=limits,
             faults=faults,
         )

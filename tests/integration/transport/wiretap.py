@@ -1,10 +1,10 @@
-"""A TCP relay in front of a transport that keeps every byte, and can cut the line."""
+"""A TCP relay in front of a transport that keeps every byte, and can cut the line or make it mute."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from engine_plugin.identity import Address
 
@@ -14,17 +14,26 @@ class Wiretap:
 
     Attributes:
         address: dial this instead of the target.
+        target: where new connections lead.
+        open: cleared, nothing passes and nothing ends.
     """
 
     def __init__(self, target: Address) -> None:
         self.address: Address = ("127.0.0.1", 0)
         self.heard = bytearray()
         self.from_client = bytearray()
-        self._target = target
+        self.target = target
+        self.open = asyncio.Event()
+        self.open.set()
+        self._trap: tuple[int, Callable[[], None]] | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            writer.transport.abort()
+            return
         self._writers |= {writer, far_writer}
         both = (
             self._copy(reader, far_writer, (self.heard, self.from_client)),
@@ -38,10 +47,27 @@ class Wiretap:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
+                await self.open.wait()
                 for kept in into:
                     kept += data
                 writer.write(data)
+                self._spring()
         writer.close()
+
+    def after(self, count: int, act: Callable[[], None]) -> None:
+        """Do something once `count` more bytes have come from clients."""
+        self._trap = (len(self.from_client) + count, act)
+        self._spring()
+
+    def disarm(self) -> None:
+        """Undo `after`."""
+        self._trap = None
+
+    def _spring(self) -> None:
+        if self._trap is not None and len(self.from_client) >= self._trap[0]:
+            act = self._trap[1]
+            self._trap = None
+            act()
 
     def cut(self) -> None:
         """Reset every connection."""
@@ -58,5 +84,6 @@ async def wiretap(target: Address) -> AsyncIterator[Wiretap]:
         yield tap
     finally:
         server.close()
+        tap.open.set()
         tap.cut()
         await server.wait_closed()

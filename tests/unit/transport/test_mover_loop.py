@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from engine_plugin.transport.mover import messages
-from engine_plugin.transport.mover.__main__ import MAX_EARLY, Mover
+from engine_plugin.transport.mover.__main__ import (
+    ACTIVE_POLL_MS,
+    COOLING_POLL_MS,
+    COOLING_S,
+    IDLE_POLL_MS,
+    MAX_EARLY,
+    Mover,
+)
 
 
 class ScriptedLink:
@@ -72,3 +79,14 @@ def test_tags_that_nobody_ever_expects_are_bounded() -> None:
     flood = [f"t{n}" for n in range(MAX_EARLY + 1)]
     orders: list[list[messages.AnyOrder]] = [[], [messages.Expect("t0"), messages.Expect("t1")], []]
     assert run(orders, [flood]) == [messages.Arrived("t1")]
+
+
+def test_an_idle_loop_sleeps_until_it_is_spoken_to() -> None:
+    """Polling as when active would cost a tenth of a core, and all of one without pauses."""
+    link = ScriptedLink([[messages.Wake()], []])
+    mover = Mover(link, ScriptedAgent([]), NoMoves())  # type: ignore[arg-type]
+    mover.run()
+    active_s = mover._linger_until_s
+    assert mover._pause_ms(active_s - 0.01, eager=0) == ACTIVE_POLL_MS
+    assert mover._pause_ms(active_s + 0.01, eager=0) == COOLING_POLL_MS
+    assert mover._pause_ms(active_s + COOLING_S, eager=0) == IDLE_POLL_MS >= 100

@@ -19,6 +19,7 @@ FROM_CLIENT: list[Any] = [
     protocol.MoverInfo(1, "i-0#1", b"metadata", (1 << 64) - 1, 64),
     protocol.Lookup(7, "req", [b"h" * 32], 10),
     protocol.Move(8, "t", "l", 1, [3, 4], [1, (1 << 64) - 1]),
+    protocol.Prefetch(9, "req", "fd00::1", 7777, [b"h" * 32], 1000),
     protocol.Cancel(8),
     protocol.Release("l"),
     protocol.Ping(),
@@ -30,6 +31,7 @@ FROM_SERVER: list[Any] = [
     protocol.Declined(7, "miss"),
     protocol.Progress(8, 3),
     protocol.Ended(8, "done", True, 8192),
+    protocol.Prefetched(9, 3, 96, "ok"),
     protocol.Pong(),
 ]
 
