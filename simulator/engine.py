@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from epp.core.events import Event
 from epp.core.types import CacheTier
 from epp.engine_model.batching import Portion, has_budget_left, plan_step
 from epp.engine_model.cache import PagedCache
 from epp.engine_model.profile import ModelProfile
 from epp.engine_model.timing import PrefillChunk
-from simulator.prompts import hashes_of
+from simulator.event_log import EventLog
 from simulator.requests import EngineRequest
 from simulator.timeline import Timeline
 
@@ -68,8 +68,7 @@ class SimulatedEngine:
         self.computed_tokens = 0
         self._timeline = timeline
         self._pull = pull
-        self._publish = publish
-        self._events: list[Event] = []
+        self.events = EventLog(shape.block_tokens, publish)
         self._waiting: deque[EngineRequest] = deque()
         self._preparing: list[EngineRequest] = []
         self._running: list[EngineRequest] = []
@@ -114,15 +113,15 @@ class SimulatedEngine:
         self._waiting.clear()
         self._preparing.clear()
         self._running.clear()
-        self._events.clear()
+        self.events.clear()
         self.cache = PagedCache(self.cache.device.slots, self.cache.cpu.slots)
 
     def clear_caches(self) -> None:
         """As `reset_prefix_cache`: what is in use stays in use, without a name."""
         self.cache.device.clear()
         self.cache.cpu.clear()
-        self._events.append(AllBlocksCleared())
-        self.flush()
+        self.events.all_cleared()
+        self.events.flush()
 
     # --- admission --------------------------------------------------------------------------------
     def _admit(self) -> None:
@@ -147,7 +146,7 @@ class SimulatedEngine:
         if allocation is None:
             cache.device.unpin(local.device_slots)
             return False
-        self._removed(CacheTier.DEVICE, allocation.evicted)
+        self.events.removed(CacheTier.DEVICE, allocation.evicted)
         cache.cpu.touch(names)
         request.slots = [*local.device_slots, *allocation.slots]
         request.named_blocks = len(local.device_slots)
@@ -197,7 +196,7 @@ class SimulatedEngine:
             self.name_on_device(request, request.named_blocks + request.fetched_blocks)
             request.computed = request.named_blocks * self.shape.block_tokens
             self._running.append(request)
-        self.flush()
+        self.events.flush()
         self._wake()
 
     # --- blocks -------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ class SimulatedEngine:
         names, slots = request.content.names[first:until_block], request.slots[first:until_block]
         fresh = self.cache.device.commit_all(slots, names)
         request.named_blocks = max(first, until_block)
-        self._stored(CacheTier.DEVICE, request, first, fresh)
+        self.events.stored(CacheTier.DEVICE, request.content, first, fresh)
 
     def store_in_cpu(self, request: EngineRequest, first: int, until_block: int) -> int:
         """Write blocks of a request through to the CPU tier, as far as there is room; how many are new."""
@@ -218,48 +217,19 @@ class SimulatedEngine:
         allocation = cpu.allocate(min(len(missing), cpu.available))
         if allocation is None:
             return 0
-        self._removed(CacheTier.CPU, allocation.evicted)
+        self.events.removed(CacheTier.CPU, allocation.evicted)
         taken = missing[: len(allocation.slots)]
         cpu.commit_all(allocation.slots, [names[index] for index in taken])
         cpu.unpin(allocation.slots)
         held = set(taken)
-        self._stored(CacheTier.CPU, request, first, [i in held for i in range(first, until_block)])
+        self.events.stored(
+            CacheTier.CPU, request.content, first, [i in held for i in range(first, until_block)]
+        )
         return len(held)
-
-    def _stored(self, tier: CacheTier, request: EngineRequest, first: int, fresh: list[bool]) -> None:
-        """Events for the runs of `fresh` blocks from block `first` on."""
-        content, size, end = request.content, self.shape.block_tokens, 0
-        while True in fresh[end:]:
-            at = fresh.index(True, end)
-            end = fresh.index(False, at) if False in fresh[at:] else len(fresh)
-            begin, stop = first + at, first + end
-            self._events.append(
-                BlockStored(
-                    tier,
-                    content.hashes[begin:stop],
-                    content.hashes[begin - 1] if begin else None,
-                    content.tokens[begin * size : stop * size],
-                    size,
-                    has_extra_keys=True,
-                )
-            )
-
-    def _removed(self, tier: CacheTier, names: tuple[bytes, ...]) -> None:
-        if names:
-            self._events.append(BlockRemoved(tier, hashes_of(names)))
 
     def pulled(self, request: EngineRequest, first: int, fresh: list[bool]) -> None:
         """Blocks from `first` on have come from a peer into the CPU tier."""
-        self._stored(CacheTier.CPU, request, first, fresh)
-
-    def removed_from_cpu(self, names: tuple[bytes, ...]) -> None:
-        self._removed(CacheTier.CPU, names)
-
-    def flush(self) -> None:
-        """Publish what has gathered."""
-        if self._events:
-            events, self._events = self._events, []
-            self._publish(events)
+        self.events.stored(CacheTier.CPU, request.content, first, fresh)
 
     # --- steps --------------------------------------------------------------------------------------
     def _wake(self) -> None:
@@ -299,7 +269,7 @@ class SimulatedEngine:
             self._running.remove(request)
             self._release(request, complete=False)
         self._admit()
-        self.flush()
+        self.events.flush()
         portions = list(plan_step(self._running, self.profile.timing.chunk_tokens))
         if not portions:
             self._step = None
@@ -332,7 +302,7 @@ class SimulatedEngine:
         for portion in step.portions:
             if self._advance(portion, step.count):
                 finished.append(portion.request)
-        self.flush()
+        self.events.flush()
         for request in finished:
             self._running.remove(request)
             self._release(request, complete=True)

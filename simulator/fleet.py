@@ -15,7 +15,6 @@ from engine_plugin.identity import EndpointId
 from epp.config import EppConfig
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
-from epp.core.errors import NoEndpoints
 from epp.core.events import Event, EventBatch, ReplayNeeded
 from epp.core.index_choice import choose_index
 from epp.core.thresholds import PullSettings, everywhere
@@ -23,14 +22,11 @@ from epp.core.types import (
     Endpoint,
     EndpointMetrics,
     EngineInfo,
-    Outcome,
-    PullReport,
-    SchedulingDecision,
-    SchedulingRequest,
 )
 from epp.engine_model.network import FairNetwork
 from epp.engine_model.profile import ModelProfile
 from simulator.engine import EngineShape, SimulatedEngine
+from simulator.life import RequestLife, ignore, ignore_end
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
@@ -203,7 +199,7 @@ class Fleet:
         request_id = f"{self.seed}-{len(self.records)}"
         record = Record(request_id, tag, now_s, prompt_tokens, output_tokens)
         self.records.append(record)
-        life = _Life(self, record, content, timeout_s, then)
+        life = RequestLife(self, record, content, timeout_s, then)
         self._open += 1
         if not self._scraping:
             self._scraping = True
@@ -220,7 +216,7 @@ class Fleet:
             tokens = random_tokens(random.Random(f"prime {number}"), 2 * size + 2)
             record = Record(f"prime-{number}", "prime", 0.0, len(tokens) - 1, 1)
             content = Content.of(tokens, size)
-            engine.submit(EngineRequest(record, content, len(tokens) - 1, 1, _nothing, _nothing_more))
+            engine.submit(EngineRequest(record, content, len(tokens) - 1, 1, ignore, ignore_end))
         self.run()
 
     def closed(self) -> None:
@@ -239,146 +235,6 @@ class Fleet:
         self.picker.ledger.check_integrity()
         if len(self.picker.ledger) or len(self.network) or self.pulls.open or self._open:
             raise AssertionError("something has not ended")
-
-
-class _Life:
-    """One request from the client's first byte to its last."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        record: Record,
-        content: Content,
-        timeout_s: float | None,
-        then: Callable[[Record], None] | None,
-    ) -> None:
-        self.fleet, self.record, self.content = fleet, record, content
-        self.then = then
-        self.decision: SchedulingDecision | None = None
-        self.leg: tuple[SimulatedEngine, EngineRequest] | None = None
-
-    def route(self) -> None:
-        if self.record.failed:
-            return
-        fleet, record = self.fleet, self.record
-        tokens = self.content.tokens[: record.prompt_tokens]
-        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens)
-        try:
-            decision = fleet.picker.schedule(request, fleet.timeline.now_s, record.request_id)
-        except NoEndpoints:
-            self._close("no_endpoint")
-            return
-        self.decision = decision
-        record.endpoint, record.computing = decision.destination.id.pod, decision.computing.pod
-        record.reason = decision.choice.reason.value
-        source = decision.kv_source.id if decision.kv_source else None
-        record.source = source.pod if source else ""
-        fleet.decisions.append(
-            f"{record.request_id} {record.endpoint} {record.computing} {record.source or '-'}"
-        )
-        if decision.prefill is not None:
-            self._send(decision.computing, source, 1, self._hand_over)
-        else:
-            self._send(decision.destination.id, source, record.output_tokens, self._finish)
-
-    def _send(
-        self,
-        endpoint: EndpointId,
-        source: EndpointId | None,
-        output_tokens: int,
-        on_end: Callable[[EngineRequest, bool], None],
-        handed_over: bool = False,
-    ) -> None:
-        engine = self.fleet.engines[endpoint]
-        request = EngineRequest(
-            self.record,
-            self.content,
-            self.record.prompt_tokens,
-            output_tokens,
-            on_first_token=self._first_token if on_end == self._finish else _nothing,
-            on_end=on_end,
-            on_pull_end=None if handed_over else self._pull_end,
-            source=self.fleet.engines[source] if source else None,
-            handed_over=handed_over,
-        )
-        self.leg = (engine, request)
-        if engine.alive:
-            engine.submit(request)
-        else:
-            self._close("restart")
-
-    def _hand_over(self, request: EngineRequest, complete: bool) -> None:
-        """The prefill leg has ended: the decode leg fetches its blocks."""
-        assert self.decision is not None
-        if self.record.failed:
-            return
-        if not complete:
-            self._close("restart")
-            return
-        destination = self.decision.destination.id
-        self._send(destination, self.decision.computing, self.record.output_tokens, self._finish, True)
-
-    def _first_token(self, request: EngineRequest) -> None:
-        if not self.record.failed:
-            self.record.first_token_s = self.fleet.timeline.now_s
-            self.fleet.picker.first_token(self.record.request_id)
-
-    def _pull_end(self, request: EngineRequest, reason: str, asked: int, received: int) -> None:
-        decision = self.decision
-        assert decision is not None
-        source = decision.kv_source
-        report = PullReport(
-            decision_id=self.record.request_id,
-            source=source.p2p_address if source else "",
-            asked_tokens=asked,
-            received_tokens=received,
-            received_bytes=round(received * self.fleet.profile.kv_bytes_per_token),
-            reason=reason,
-            duration_ms=self.record.pull_s * 1e3,
-        )
-        self.fleet.picker.pull_finished(report, decision.computing)
-
-    def _finish(self, request: EngineRequest, complete: bool) -> None:
-        if not self.record.failed:
-            self._close("" if complete else "restart")
-
-    def give_up(self) -> None:
-        """The client's own time limit."""
-        if self.record.ended_s is None:
-            self._close("timeout")
-
-    def _close(self, failed: str) -> None:
-        record, fleet = self.record, self.fleet
-        record.failed, record.ended_s = failed, fleet.timeline.now_s
-        fleet.closed()
-        if failed and self.leg is not None:
-            self.leg[0].abandon(self.leg[1])
-        if self.decision is not None:
-            fleet.picker.release(record.request_id, _outcome(record))
-        if self.then is not None:
-            self.then(record)
-
-
-def _nothing(_: EngineRequest) -> None:
-    return None
-
-
-def _nothing_more(_: EngineRequest, _complete: bool) -> None:
-    return None
-
-
-def _outcome(record: Record) -> Outcome:
-    if record.failed:
-        return Outcome(ttft_s=record.ttft_s)
-    cached = record.device_hit_tokens + record.restored_tokens + record.pulled_tokens
-    return Outcome(
-        status=200,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.output_tokens,
-        cached_tokens=min(cached, record.prompt_tokens),
-        ttft_s=record.ttft_s,
-        completed=True,
-    )
 
 
 def _info(name: str, p2p_address: str, block_tokens: int) -> EngineInfo:

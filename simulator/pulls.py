@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from epp.core.types import CacheTier
 from epp.engine_model.cache import TierPool
 from epp.engine_model.network import FairNetwork, Flow
 from simulator.engine import SimulatedEngine
@@ -105,7 +106,7 @@ class Pulls:
         if allocation is None:
             self._end(pull, "no_slots" if pinned else "miss")
             return
-        destination.removed_from_cpu(allocation.evicted)
+        destination.events.removed(CacheTier.CPU, allocation.evicted)
         pull.slots, pull.pinned, pull.pools = allocation.slots, pinned[:wanted], (theirs, ours)
         theirs.touch(names[:wanted])
         theirs.pin(pull.pinned)
