@@ -11,7 +11,7 @@ SOURCES := epp sidecar engine_plugin deploy simulator tests benchmarks setup.py
 export UCX_NET_DEVICES ?= lo
 export UCX_TLS ?= tcp
 
-.PHONY: demo up test test-unit test-engine lint format lock soak bench clean
+.PHONY: demo up test test-unit test-engine lint format chart lock soak bench clean
 
 demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
 	@$(BIN)/python -m deploy.local demo
@@ -35,6 +35,10 @@ lint: $(STAMP)  ## ruff, mypy --strict, import contracts, Dockerfile
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
+
+chart: $(STAMP)  ## schema and README of the chart, status column of docs/migration.md
+	$(BIN)/python -m deploy.helm.describe
+	$(BIN)/python -m deploy.helm.migration
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

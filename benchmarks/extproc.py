@@ -62,9 +62,7 @@ async def _idle_share(picker: Process) -> float:
     return (picker.cpu_s() - before_s) / (time.perf_counter() - started_s)
 
 
-async def one_at_a_time(
-    rig: Rig, names: Sequence[str], body_bytes: int, count: int
-) -> dict[str, Figures]:
+async def one_at_a_time(rig: Rig, names: Sequence[str], body_bytes: int, count: int) -> dict[str, Figures]:
     """p50s of the same requests through each picker and without one, one after the other."""
     routes = ("plain", *names)
     connections = {name: await Connection.open(rig.routes[name]) for name in routes}

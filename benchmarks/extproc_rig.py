@@ -72,9 +72,7 @@ def running(directory: Path, *, endpoints: int, slow_scrape: bool = True) -> Ite
         }
         ports = {name: given["grpc_port"] for name, (_, given) in pickers.items()}
         processes = {name: process for name, (process, _) in pickers.items()}
-        bare = _start(
-            stack, *_module("benchmarks.extproc_bare", f"127.0.9.1:{port}"), stdout=subprocess.PIPE
-        )
+        bare = _start(stack, *_module("benchmarks.extproc_bare", f"127.0.9.1:{port}"), stdout=subprocess.PIPE)
         assert bare.stdout is not None
         ports["bare"], processes["bare"] = int(bare.stdout.readline()), bare
         bootstrap = directory / "envoy.json"
@@ -177,4 +175,3 @@ def _pass_through(listener: dict[str, Any], cluster: dict[str, Any], engine_port
             "endpoints": [{"lb_endpoints": [endpoint]}],
         },
     }
-

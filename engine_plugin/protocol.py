@@ -29,6 +29,7 @@ from engine_plugin.identity import PeerIdentity
 VERSION: Final = wire.P2P_PROTOCOL_VERSION
 MAGIC: Final = "kvpull"
 HEADER_BYTES: Final = 4
+MAX_BLOCKS: Final = 65_536  # of one look-up or move
 HANDSHAKE_BYTES: Final = 4096  # largest frame before `Accepted`
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
@@ -38,6 +39,10 @@ Token = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Detail = Annotated[str, msgspec.Meta(max_length=256)]
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1 << 16)]
+
+Hashes = Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_BLOCKS)]
+Slots = Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
+Words = Annotated[list[Word], msgspec.Meta(max_length=MAX_BLOCKS)]
 
 RefusalReason = Literal["auth", "identity", "protocol", "limit"]
 DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed"]
@@ -82,21 +87,24 @@ class MoverInfo(Message, frozen=True, tag="mover"):
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
-    """Which contiguous prefix of `hashes` do you hold? Wait up to `wait_ms` for an announced supply."""
+    """Which contiguous prefix of `hashes` do you hold? Wait up to `wait_ms` for an announced supply, and
+    before that up to `patience_ms` for this peer's turn."""
 
     id: Id
     kv_request_id: Annotated[str, msgspec.Meta(max_length=256)]
-    hashes: list[BlockHash]
+    hashes: Hashes
     wait_ms: Count = 0
+    patience_ms: Count = 0
 
 
 class Found(Message, frozen=True, tag="found"):
-    """A lease over the first `len(checksums)` blocks asked, for `lease_ms`."""
+    """A lease over the first `len(generations)` blocks asked, for `lease_ms`. No checksums: the server makes
+    none, and a client that wants them refuses the offer."""
 
     id: Id
     lease_id: Token
-    generations: list[Word]
-    checksums: list[Word]
+    generations: Words
+    checksums: Words
     lease_ms: Count
 
 
@@ -109,14 +117,16 @@ class Declined(Message, frozen=True, tag="declined"):
 
 
 class Move(Message, frozen=True, tag="move"):
-    """Write the lease's first `len(slots)` blocks into these slots of mover `epoch`; single use."""
+    """Write the lease's first `len(slots)` blocks into these slots of mover `epoch`; single use. It may wait
+    up to `patience_ms` for this peer's turn, and then answers with `Progress` of no chunk."""
 
     id: Id
     tag: Token
     lease_id: Token
     epoch: Id
-    slots: list[Count]
-    generations: list[Word]
+    slots: Slots
+    generations: Words
+    patience_ms: Count = 0
 
 
 class Progress(Message, frozen=True, tag="progress"):

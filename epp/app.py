@@ -44,17 +44,27 @@ from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
-from epp.settings import check_ready_fd, ha_mode, ledger_file, replica_settings, server_settings
+from epp.request_terms import RequestTerms
+from epp.settings import (
+    check_ready_fd,
+    ha_mode,
+    ledger_file,
+    replica_settings,
+    server_settings,
+    span_exporter,
+)
 from epp.telemetry.config_reload import ConfigCollector
 from epp.telemetry.flow_metrics import FlowCollector, FlowMetrics
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
+from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.snapshots import SnapshotCollector
+from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.in_force import ThresholdState
 from sidecar.pool_watch.metrics import WatchCollector
@@ -152,13 +162,15 @@ class _App:
         self._tokeniser = self._build_tokeniser(config)
         self._admission = self._build_admission(config)
         self._membership.on_room = self._admission.wake
+        self._exporter = span_exporter(arguments)
         self._director = Director(
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
             admission=self._admission,
-            objectives=self._inputs.objectives,
+            terms=RequestTerms(self._inputs.objectives),
+            tracer=None if self._exporter is None else self._exporter.tracer(),
         )
         self._reload = ConfigReload(
             arguments.config_file, config, lambda new: self._picker.apply(new.settings)
@@ -178,16 +190,18 @@ class _App:
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
-        self._registry.register(StreamCollector(self._open_streams))
+        self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
         )
+        self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
             "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
         )
         implementation.labels(choice.implementation).set(1)
+        self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
         self._registry.register(ConfigCollector(self._config_facts))
@@ -284,6 +298,8 @@ class _App:
             running.append(self._admission.run())
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
+        if self._exporter is not None:
+            running.append(self._exporter.run())
         return running
 
     async def _serve_with(self, background: list[asyncio.Task[None]]) -> None:

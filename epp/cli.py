@@ -168,6 +168,13 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         metavar="BOOL",
         help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
     )
+    epp.add_argument(
+        "--tracing",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="send spans by OTLP over HTTP, as the OTEL_* environment variables say",
+    )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
     epp.add_argument(
         "--allow-experimental-plugins",

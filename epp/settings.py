@@ -17,6 +17,8 @@ from epp.replicas import ReplicaSettings
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
 from epp.telemetry.ledger_file import LedgerFile
+from sidecar.tracing.exporter import SpanExporter
+from sidecar.tracing.settings import TracingError, read_settings
 
 
 def check_ready_fd(fd: int | None) -> None:
@@ -75,3 +77,13 @@ def ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:
     if not path.parent.is_dir():
         raise ConfigError(f"--ledger-file {path}: its directory does not exist")
     return LedgerFile(path, max_bytes=arguments.ledger_max_bytes, keep=arguments.ledger_keep)
+
+
+def span_exporter(arguments: argparse.Namespace) -> SpanExporter | None:
+    """None: tracing is off. Raises ConfigError: an OTEL_* variable that cannot be followed."""
+    if not arguments.tracing:
+        return None
+    try:
+        return SpanExporter(read_settings(os.environ, "kvpull-epp"))
+    except TracingError as error:
+        raise ConfigError(f"--tracing: {error}") from error

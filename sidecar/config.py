@@ -13,6 +13,7 @@ from sidecar.endpoint import MAX_PORT, EndpointError, canonical_host
 from sidecar.flags import ConfigError, parse_flags
 from sidecar.plan import Connector
 from sidecar.routing_auth import load_routing_key
+from sidecar.tracing.settings import TracingSettings, read_settings
 
 _MAX_RANKS: Final = 64
 _POOL: Final = re.compile(r"([a-z0-9-]{1,63}/)?[a-z0-9.-]{1,253}")
@@ -58,6 +59,7 @@ class SidecarConfig:
     unverified_legs: frozenset[str]  # of the same: whose certificate is not verified
     app_protocol: str
     log_level: str
+    tracing: TracingSettings | None  # None: off
     metrics_port: int  # 0: off
     ready_fd: int | None
 
@@ -84,14 +86,14 @@ def parse_config(argv: Sequence[str], env: Mapping[str, str]) -> SidecarConfig:
         SystemExit: `--help`.
     """
     try:
-        config = _build(parse_flags(argv, env))
+        config = _build(parse_flags(argv, env), env)
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
     _check(config)
     return config
 
 
-def _build(args: argparse.Namespace) -> SidecarConfig:
+def _build(args: argparse.Namespace, env: Mapping[str, str]) -> SidecarConfig:
     if args.kv_connector not in tuple(Connector):
         names = ", ".join(Connector)
         raise ConfigError(f"--kv-connector: {args.kv_connector!r} is not supported, use one of {names}")
@@ -138,6 +140,7 @@ def _build(args: argparse.Namespace) -> SidecarConfig:
         unverified_legs=frozenset(args.tls_insecure_skip_verify),
         app_protocol=args.app_protocol,
         log_level=args.zap_log_level,
+        tracing=read_settings(env, "kvpull-sidecar") if args.tracing else None,
         metrics_port=args.metrics_port,
         ready_fd=args.ready_fd,
     )

@@ -35,7 +35,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ec-connector": ("encoder disaggregation is not supported", ("",)),
     "decode-chunk-size": ("chunked decode is not supported", ("0",)),
     "max-idle-conns-per-host": ("idle connections are closed by age, use --upstream-keepalive", ("1024",)),
-    "tracing": ("spans are not exported; trace context is always passed on", ("false",)),
 }
 _UNSUPPORTED_PREFIXES: Final = {"moriio-": "MoRI-IO is not supported"}
 _CONFIGURATION: Final = ("configuration", "configuration-file")
@@ -96,6 +95,7 @@ def _parser(env: Mapping[str, str]) -> _Parser:
     _add_routing(parser, env)
     _add_limits(parser)
     _add_tls(parser)
+    _flag(parser, "--tracing", False, "send spans as the OTEL_* variables say; context is always passed on")
     add("--metrics-port", type=_port0, default=0, help="0: off")
     add("--ready-fd", type=int, default=None, help="write one JSON line there when serving")
     add("--zap-log-level", "--log-level", type=_log_level, default="INFO", help="debug, info, error")

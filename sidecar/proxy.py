@@ -30,6 +30,7 @@ from sidecar.errors import (
     StreamBroken,
     TargetInvalid,
 )
+from sidecar.exchange import Exchange, log_name
 from sidecar.handoff import OWNED
 from sidecar.headers import request_headers
 from sidecar.kv_params import Api
@@ -49,7 +50,9 @@ from sidecar.plan import (
 from sidecar.prefill import SplitRequest
 from sidecar.relay import ClientStream
 from sidecar.telemetry import Telemetry
-from sidecar.trust import Trust, request_id
+from sidecar.tracing.request import begin_request
+from sidecar.tracing.spans import TRACEPARENT, Tracer
+from sidecar.trust import Trust
 from sidecar.upstream import Call, Upstream
 
 _log = logging.getLogger(__name__)
@@ -74,18 +77,6 @@ class ProxyRules:
     idle_timeout_s: float
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """One request while it is served; `kind` and `outcome` are what telemetry will say of it."""
-
-    request: web.Request
-    client: ClientStream
-    started_s: float
-    kind: str = "unplanned"
-    outcome: str = "error"
-    kv_request_id: str = ""
-
-
 class Proxy:
     """Serves the requests of one rank's listener."""
 
@@ -97,7 +88,9 @@ class Proxy:
         legs: SplitLegs,
         health: PeerHealth,
         telemetry: Telemetry,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._rules = rules
         self._allow_list = allow_list
         self._trust = Trust(rules.routing_key, rules.serving, allow_list)
@@ -120,20 +113,24 @@ class Proxy:
             status = "draining" if self.draining else "ok"
             return web.json_response({"status": status}, status=503 if self.draining else 200)
         client = ClientStream(request, idle_timeout_s=self._rules.idle_timeout_s)
-        exchange = _Exchange(request, client, time.monotonic())
+        exchange = Exchange(request, client, time.monotonic())
         self._active += 1
         self._idle.clear()
         self._telemetry.request_started()
+        if self._tracer is not None:
+            exchange.span = begin_request(self._tracer, request.headers.get(TRACEPARENT))
         try:
             return await self._guarded(exchange)
         finally:
+            if exchange.span is not None:
+                exchange.end_span(exchange.span)
             self._active -= 1
             if not self._active:
                 self._idle.set()
             self._telemetry.request_ended(exchange.kind, exchange.outcome)
-            self._log_end(exchange)
+            exchange.log_end(_log)
 
-    async def _guarded(self, exchange: _Exchange) -> web.StreamResponse:
+    async def _guarded(self, exchange: Exchange) -> web.StreamResponse:
         """Serve; turn every fault into an answer, or into a broken connection if one has begun."""
         try:
             await self._serve(exchange)
@@ -143,19 +140,19 @@ class Proxy:
             return self._error(exchange, error)
         except StreamBroken as error:
             exchange.outcome = "broken"
-            _log.warning("request %s: %s", _log_name(exchange.request), error)
+            _log.warning("request %s: %s", log_name(exchange.request), error)
         except ConnectionError:
             exchange.outcome = "client_gone"
         except asyncio.CancelledError:
             exchange.outcome = "cancelled"
             raise
         except Exception:  # noqa: BLE001 - the request boundary
-            _log.exception("request %s: fault of the sidecar", _log_name(exchange.request))
+            _log.exception("request %s: fault of the sidecar", log_name(exchange.request))
             return self._error(exchange, SidecarError("The sidecar failed"))
         response = exchange.client.response
         return response if response is not None else web.Response(status=499)
 
-    def _error(self, exchange: _Exchange, error: SidecarError) -> web.StreamResponse:
+    def _error(self, exchange: Exchange, error: SidecarError) -> web.StreamResponse:
         """Exactly one answer is ever started."""
         started = exchange.client.response
         if started is not None:
@@ -167,7 +164,7 @@ class Proxy:
             response.force_close()
         return response
 
-    async def _serve(self, exchange: _Exchange) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
         if self.draining:
             raise ShuttingDown("This endpoint is shutting down: try another one")
         request = exchange.request
@@ -212,7 +209,7 @@ class Proxy:
 
     # --- one leg or two ------------------------------------------------------------------------
 
-    async def _aggregated(self, exchange: _Exchange, plan: Aggregated, api: Api | None, target: str) -> None:
+    async def _aggregated(self, exchange: Exchange, plan: Aggregated, api: Api | None, target: str) -> None:
         request = exchange.request
         if not request.body_exists or not _may_be_json(request, api):
             await self._single(exchange, plan.rank, target, _streamed(request), keep_length=True)
@@ -234,7 +231,7 @@ class Proxy:
         await self._single(exchange, plan.rank, target, rewritten, watch=watch)
         self._health.pull_ended("aggregated", source, watch.usage)
 
-    async def _split(self, exchange: _Exchange, plan: PrefillDecode, api: Api, target: str) -> None:
+    async def _split(self, exchange: Exchange, plan: PrefillDecode, api: Api, target: str) -> None:
         raw = await self._body(exchange.request)
         body = kv_params.parse_object(raw)
         reason = "body_not_object" if body is None else kv_params.unsplittable(api, body)
@@ -249,7 +246,7 @@ class Proxy:
 
     async def _single(
         self,
-        exchange: _Exchange,
+        exchange: Exchange,
         rank: int,
         target: str,
         body: bytes | StreamReader | None,
@@ -306,25 +303,6 @@ class Proxy:
         except web.RequestPayloadError as error:
             raise BodyInvalid("The request body's framing is broken") from error
         return b"".join((whole, *pieces)) if whole or len(pieces) != 1 else pieces[0]
-
-    def _log_end(self, exchange: _Exchange) -> None:
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        response = exchange.client.response
-        _log.info(
-            "request %s: %s %s, status %s, kv %s, %.1f ms",
-            _log_name(exchange.request),
-            exchange.kind,
-            exchange.outcome,
-            response.status if response is not None else "-",
-            exchange.kv_request_id or "-",
-            (time.monotonic() - exchange.started_s) * 1e3,
-        )
-
-
-def _log_name(request: web.Request) -> str:
-    """The request id as it may stand in a log line."""
-    return request_id(request)[:128].encode("ascii", "backslashreplace").decode() or "-"
 
 
 def _streamed(request: web.Request) -> StreamReader | None:

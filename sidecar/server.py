@@ -32,6 +32,7 @@ from sidecar.proxy import Proxy, ProxyRules
 from sidecar.routing_auth import RoutingClaims, sign_routing
 from sidecar.telemetry import Telemetry, metrics_app
 from sidecar.tls import client_context, server_context
+from sidecar.tracing.exporter import SpanExporter
 from sidecar.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -115,11 +116,19 @@ class Sidecar:
         prefill = PrefillLeg(
             peers, self.health, self.telemetry, self._leg_headers, max_answer_bytes=config.max_body_bytes
         )
+        tracer = None
+        if config.tracing is not None:
+            exporter = SpanExporter(config.tracing)
+            tracer = exporter.tracer()
+            self.telemetry.watch_spans(exporter)
+            stack.push_async_callback(_cancelled, asyncio.create_task(exporter.run()))
         legs = SplitLegs(
             engine, prefill, self._leg_rules(), self.allow_list, self.health, engine_ids, self.telemetry
         )
         for rank in config.served_ranks:
-            proxy = Proxy(self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry)
+            proxy = Proxy(
+                self._proxy_rules(rank), self.allow_list, engine, legs, self.health, self.telemetry, tracer
+            )
             await self._listen(stack, proxy, config.port + rank, tls)
         self.telemetry.count_clients(lambda: sum(listener.connections for listener in self._listeners))
         if config.metrics_port:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from sidecar.plan import Dropped
+from sidecar.tracing.exporter import SpanExporter
 
 _LEG_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -80,6 +81,13 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self._spans = Gauge(
+            "kvpull_sidecar_spans",
+            "Spans given to the collector, or dropped.",
+            ("result",),
+            registry=self.registry,
+        )
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvpull_sidecar_{name}", text, labels, registry=self.registry)
 
@@ -137,6 +145,11 @@ class Telemetry:
 
     def pool_members(self, count: int) -> None:
         self._members.set(count)
+
+    def watch_spans(self, exporter: SpanExporter) -> None:
+        """Count what becomes of them."""
+        self._spans.labels("sent").set_function(lambda: exporter.sent)
+        self._spans.labels("dropped").set_function(lambda: exporter.dropped)
 
     def value(self, name: str, **labels: str) -> float:
         """One sample as a number, 0 when it was never touched (tests, debug)."""

@@ -30,6 +30,7 @@ from sidecar.errors import (
     UpstreamUnreachable,
 )
 from sidecar.telemetry import Telemetry
+from sidecar.tracing.request import begin_leg
 
 _MAX_FIELD_BYTES: Final = 64 << 10
 _MAX_HEADERS: Final = 512
@@ -138,6 +139,7 @@ class Upstream:
         """As `answer`; the caller must close the response."""
         started_s = time.monotonic()
         outcome = "cancelled"
+        span = begin_leg(call.leg, call.headers)
         try:
             response = await self._open_with_retry(call)
             outcome = "ok" if response.status < 400 else f"status_{response.status // 100}xx"
@@ -146,6 +148,9 @@ class Upstream:
             outcome = error.reason
             raise
         finally:
+            if span is not None:
+                span.set("server.address", str(call.address))
+                span.end("" if outcome == "ok" else outcome)
             self._telemetry.leg_ended(call.leg, outcome, time.monotonic() - started_s)
 
     async def _open_with_retry(self, call: Call) -> aiohttp.ClientResponse:

@@ -22,6 +22,7 @@ class Stage:
     name: str
     began_s: float
     records: list[Record] = field(default_factory=list)
+    window_s: float | None = None  # figures are of answers within it; None: until all have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +37,20 @@ class RateStages:
     stage_s: float
     warm_up_rate_per_s: float = 0.0
     warm_up_s: float = 0.0
-    zipf: float = 0.0  # 0: every prefix is as likely
+    zipf: tuple[float, ...] = (0.0,)  # skews of the prefixes; 0: all are as likely. Each one has its stages
     timeout_s: float | None = None
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"rates {seed}")
         pool = [random_tokens(rng, self.prefix_tokens) for _ in range(self.prefixes)]
-        weights = [1 / (rank + 1) ** self.zipf for rank in range(self.prefixes)]
         stages = []
-        if self.warm_up_s > 0:
-            stages.append(
-                self._stage(fleet, rng, pool, weights, self.warm_up_rate_per_s, self.warm_up_s, "warm-up")
-            )
-        for rate in self.rates_per_s:
-            stages.append(self._stage(fleet, rng, pool, weights, rate, self.stage_s, f"{rate:g}"))
+        for skew in self.zipf:
+            weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
+            label = f"zipf {skew:g} " if len(self.zipf) > 1 else ""
+            steps = [(rate, self.stage_s, f"{label}{rate:g}") for rate in self.rates_per_s]
+            if self.warm_up_s > 0:
+                steps.insert(0, (self.warm_up_rate_per_s, self.warm_up_s, f"{label}warm-up"))
+            stages += [self._stage(fleet, rng, pool, weights, *step) for step in steps]
         return stages
 
     def _stage(
@@ -109,13 +110,16 @@ class Script:
 class Conversations:
     """Closed loop: at most `concurrency` conversations, the next begins when one has ended.
 
-    A turn that fails ends its conversation. Every run sends the same texts again.
+    A turn that fails ends its conversation, unless `retry_s` says after which pause it is sent again (an
+    engine that went away; a client that gave up does not come back). Every run sends the same texts again.
     """
 
     concurrency: int
     burst_s: float  # the first ones begin within
     runs: tuple[str, ...] = ("cold", "warm")
     timeout_s: float | None = None
+    retry_s: float | None = None
+    window_s: float | None = None  # nothing is sent after it
 
     def run(self, fleet: Fleet, scripts: Iterable[Script], seed: int) -> list[Stage]:
         wanted = list(scripts)
@@ -123,7 +127,7 @@ class Conversations:
 
     def _once(self, fleet: Fleet, scripts: list[Script], seed: int, name: str) -> Stage:
         rng = random.Random(f"conversations {seed}")  # the same texts in every run
-        stage = Stage(name, fleet.timeline.now_s)
+        stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
         texts = [self._text(rng, script) for script in scripts]
         waiting = iter([_Conversation(self, fleet, stage, s, t) for s, t in zip(scripts, texts, strict=True)])
 
@@ -154,6 +158,9 @@ class _Conversation:
         self.on_end = _nothing
 
     def turn(self) -> None:
+        window_s = self._rules.window_s
+        if window_s is not None and self._fleet.timeline.now_s >= self._stage.began_s + window_s:
+            return
         turn = self._script.turns[self._number]
         end = self._position + turn.question_tokens + turn.output_tokens
         tokens = self._script.opening + self._text[:end]
@@ -171,6 +178,13 @@ class _Conversation:
         self._number += 1
 
     def _ended(self, record: Record) -> None:
+        retry_s = self._rules.retry_s
+        if record.failed and record.failed != "timeout" and retry_s is not None:
+            self._number -= 1
+            turn = self._script.turns[self._number]
+            self._position -= turn.question_tokens + turn.output_tokens
+            self._fleet.timeline.after(retry_s, self.turn)
+            return
         if record.failed or self._number >= len(self._script.turns):
             self.on_end()
             return

@@ -7,6 +7,7 @@ one arm and one seed at a time, so that jobs can run on many cores and still giv
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,7 +76,7 @@ class RatesSpec(_Strict):
     stage_s: float
     warm_up_rate_per_s: float = 0.0
     warm_up_s: float = 0.0
-    zipf: float = 0.0
+    zipf: tuple[float, ...] = (0.0,)
     timeout_s: float | None = None
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
@@ -113,31 +114,61 @@ class DocumentsSpec(_Strict):
         return clients.run(fleet, scripts, seed)
 
 
+Size = int | tuple[float, float, int, int]
+
+
+def draw(rng: random.Random, size: Size) -> int:
+    """A number of tokens."""
+    if isinstance(size, int):
+        return size
+    median, mean, low, high = size
+    spread = math.sqrt(2 * math.log(mean / median))
+    return min(max(round(rng.lognormvariate(math.log(median), spread)), low), high)
+
+
+class Restart(_Strict):
+    """A share of the engines dies at once and comes back empty."""
+
+    at_s: float
+    share: float = Field(gt=0, le=1)
+    down_s: float = Field(ge=0)
+
+
 class SessionsSpec(_Strict):
-    """Sessions of so many turns, each adding a question and an answer."""
+    """Sessions of so many turns, each adding a question and an answer. Sizes: a number, or [median, mean,
+    low, high] of a lognormal cut to [low, high]; a session ends before it has `max_tokens`."""
 
     kind: Literal["sessions"]
     conversations: int
     concurrency: int
-    opening_tokens: int
+    opening_tokens: Size
     turns: tuple[int, int]
-    question_tokens: int
-    output_tokens: int
+    question_tokens: Size
+    output_tokens: Size
     think_s: tuple[float, float]
     burst_s: float
+    max_tokens: int = 1 << 20
     timeout_s: float | None = None
+    retry_s: float | None = None
+    window_s: float | None = None
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"sessions {seed}")
         scripts = []
         for _ in range(self.conversations):
-            count = rng.randint(*self.turns)
-            turns = [
-                Turn(self.question_tokens, self.output_tokens, rng.uniform(*self.think_s) if n else 0.0)
-                for n in range(count)
-            ]
-            scripts.append(Script(random_tokens(rng, self.opening_tokens), tuple(turns)))
-        clients = Conversations(self.concurrency, self.burst_s, ("sessions",), self.timeout_s)
+            opening = draw(rng, self.opening_tokens)
+            left = self.max_tokens - opening
+            turns: list[Turn] = []
+            for number in range(rng.randint(*self.turns)):
+                question, answer = draw(rng, self.question_tokens), draw(rng, self.output_tokens)
+                left -= question + answer
+                if left < 0 and turns:
+                    break
+                turns.append(Turn(question, answer, rng.uniform(*self.think_s) if number else 0.0))
+            scripts.append(Script(random_tokens(rng, opening), tuple(turns)))
+        clients = Conversations(
+            self.concurrency, self.burst_s, ("sessions",), self.timeout_s, self.retry_s, self.window_s
+        )
         return clients.run(fleet, scripts, seed)
 
 
@@ -176,6 +207,8 @@ class Experiment(_Strict):
     client: Client
     arms: dict[str, str]  # name -> policy file
     seeds: int = Field(ge=1)
+    restart: Restart | None = None
+    windows: dict[str, tuple[float, float]] = Field(default_factory=dict)  # figures by time of sending
     published: tuple[Published, ...] = ()
     ratios: tuple[Ratio, ...] = ()
     variants: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
@@ -257,4 +290,20 @@ def run_fleet(
     fleet = Fleet(wanted.fleet.shape(), profile, load_policy(wanted.arms[arm]), thresholds, seed)
     if wanted.fleet.primed:
         fleet.prime()
-    return fleet, wanted.client.run(fleet, seed)
+    if wanted.restart is not None:
+        hit = sorted(fleet.engines)[: max(1, round(wanted.restart.share * len(fleet.engines)))]
+        for endpoint_id in hit:
+            fleet.timeline.at(wanted.restart.at_s, fleet.restart, endpoint_id, wanted.restart.down_s)
+    stages = wanted.client.run(fleet, seed)
+    return fleet, [part for stage in stages for part in _parts(stage, wanted.windows)]
+
+
+def _parts(stage: Stage, windows: Mapping[str, tuple[float, float]]) -> list[Stage]:
+    """A stage, or its requests by when they were sent."""
+    if not windows:
+        return [stage]
+    parts = []
+    for name, (begin_s, end_s) in windows.items():
+        sent = [r for r in stage.records if begin_s <= r.sent_s - stage.began_s < end_s]
+        parts.append(Stage(name, stage.began_s + begin_s, sent))
+    return parts

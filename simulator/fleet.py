@@ -273,7 +273,9 @@ class _Life:
         record.reason = decision.choice.reason.value
         source = decision.kv_source.id if decision.kv_source else None
         record.source = source.pod if source else ""
-        fleet.decisions.append(f"{record.request_id} {record.endpoint} {record.computing} {record.source}")
+        fleet.decisions.append(
+            f"{record.request_id} {record.endpoint} {record.computing} {record.source or '-'}"
+        )
         if decision.prefill is not None:
             self._send(decision.computing, source, 1, self._hand_over)
         else:

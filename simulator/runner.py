@@ -36,12 +36,15 @@ class Result:
 def jobs_of(
     name: str, spec: Experiment, *, seeds: int | None = None, arms: Sequence[str] = (), variants: bool = False
 ) -> list[Job]:
-    """All arms and seeds of an experiment; with `variants` also those, each under the first seed only."""
+    """All arms and seeds of an experiment; with `variants` also those: the arms that the ratios compare, each
+    under the first seed only."""
     chosen = list(arms) or list(spec.arms)
     count = seeds or spec.seeds
     jobs = [Job(name, spec, arm, seed) for arm in chosen for seed in range(1, count + 1)]
     if variants:
-        jobs += [Job(name, spec, arm, 1, variant) for variant in spec.variants for arm in chosen]
+        compared = {arm for ratio in spec.ratios for arm in (ratio.of, ratio.over)}
+        varied = [arm for arm in chosen if arm in compared]
+        jobs += [Job(name, spec, arm, 1, variant) for variant in spec.variants for arm in varied]
     return jobs
 
 

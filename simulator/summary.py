@@ -45,15 +45,18 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def summarise(stage: Stage) -> dict[str, float]:
     """Figures by name, units in the names. The rate counts from the first arrival to the last answer."""
     records = stage.records
-    good = [r for r in records if not r.failed]
-    ended_s = max((r.ended_s for r in records if r.ended_s is not None), default=stage.began_s)
-    wall_s = max(ended_s - stage.began_s, 1e-9)
+    if stage.window_s is None:
+        until_s = max((r.ended_s for r in records if r.ended_s is not None), default=stage.began_s)
+    else:
+        until_s = stage.began_s + stage.window_s
+    good = [r for r in records if not r.failed and (r.ended_s is None or r.ended_s <= until_s)]
+    wall_s = max(until_s - stage.began_s, 1e-9)
     ttfts = [r.ttft_s for r in good if r.ttft_s is not None]
     latencies = [r.latency_s for r in good if r.latency_s is not None]
     prompt = max(1, sum(r.prompt_tokens for r in records))
     figures: dict[str, float] = {
         "requests": len(records),
-        "failed": len(records) - len(good),
+        "failed": sum(bool(r.failed) for r in records),
         "wall_s": wall_s,
         "rate_per_s": len(good) / wall_s,
         "ttft_mean_s": statistics.fmean(ttfts) if ttfts else math.nan,

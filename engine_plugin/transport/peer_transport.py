@@ -20,7 +20,7 @@ from engine_plugin.transport.control.inbound import Listener
 from engine_plugin.transport.control.leases import LeaseBook
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolTls
-from engine_plugin.transport.control.serving import Producer
+from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
@@ -50,6 +50,7 @@ class PeerTransport:
         store: BlockStore,
         key: bytes | None,
         insecure: bool = False,
+        checksums: bool = True,
         limits: Limits | None = None,
         faults: Faults | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class PeerTransport:
         Args:
             key: the pool's secret; the control channel is encrypted, and only its holders are peers.
             insecure: without a key: plain text, any peer of equal identity is trusted.
+            checksums: verify every block that arrives. Off, a late or torn write is still kept from
+                reused slots by quarantine and generations, but nothing would notice if it were not.
 
         Raises:
             ValueError: the identity's block size is not the tier's slot size, the key is too short, or
@@ -73,24 +76,24 @@ class PeerTransport:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-checksum")
         self._insecure = insecure
         tls = None if key is None else PoolTls.derive(key)
-        checksums = Checksums(tier, self._threads)
+        digests = Checksums(tier, self._threads, enabled=checksums)
         name = f"{identity.instance}-{identity.rank}"
         self._movers = MoverSupervisor(name, tier, limits, self._mover_changed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener = Listener(
-            Producer(
-                identity=identity,
-                store=store,
-                checksums=checksums,
-                movers=self._movers,
-                leases=LeaseBook(store, limits, self.stats),
-                limits=limits,
-                stats=self.stats,
-                faults=faults,
-                tasks=self._tasks,
-            ),
-            None if tls is None else tls.server,
+        self._producer = Producer(
+            identity=identity,
+            store=store,
+            checksums=digests,
+            movers=self._movers,
+            leases=LeaseBook(store, limits, self.stats),
+            leasing=leasing_turns(limits, tier.total_bytes),
+            moves=moving_turns(limits),
+            limits=limits,
+            stats=self.stats,
+            faults=faults,
+            tasks=self._tasks,
         )
+        self._listener = Listener(self._producer, None if tls is None else tls.server)
         caller = Caller(
             identity, None if tls is None else tls.client, limits, self.stats, local_host=listen[0]
         )
@@ -102,7 +105,7 @@ class PeerTransport:
         self._consumer = Consumer(
             identity=identity,
             slots=tier.slots,
-            checksums=checksums,
+            checksums=digests,
             dialer=self._dialer,
             movers=self._movers,
             quarantine=Quarantine(limits, self.stats, self._movers.retire, store.slots_usable),

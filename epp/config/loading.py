@@ -21,6 +21,8 @@ from epp.config.settings import build_settings
 from epp.config.wiring import EXACT_TOKENS_NEEDED, PRECISE_PRODUCER, Wiring, inputs_of, wire
 from epp.core.endpoint_picker import PickerSettings
 from epp.core.errors import ConfigError
+from epp.core.flow.bands import FlowSettings
+from epp.core.plugin import SaturationDetector
 from epp.core.speculation import SpeculationSettings
 from epp.plugins import producers
 from epp.plugins.data_layer import MetricsDataSourceParameters
@@ -43,6 +45,16 @@ class EppConfig:
     instances: Mapping[str, Instance] = field(default_factory=dict, repr=False, compare=False)
     fixed: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # read once, at start
     text: str = field(default="", repr=False, compare=False)  # as it was read
+
+    @property
+    def flow(self) -> FlowSettings | None:
+        """Of the queues in front of the scheduler; None: the gate is off."""
+        return self.admission.flow if self.admission else None
+
+    @property
+    def detector(self) -> SaturationDetector | None:
+        """None: nothing is ever refused for load."""
+        return self.admission.detector if self.admission else None
 
 
 def load_config(path: Path) -> EppConfig:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 
 from engine_plugin.identity import EndpointId
 from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes, ApproxSettings
@@ -19,12 +21,14 @@ from epp.core.disagg import Placement, ProfileHandler, split_by_role
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.picker_results import EndpointSnapshot as EndpointSnapshot
+from epp.core.picker_results import make_decision, snapshots
 from epp.core.plugin import Follower, SaturationDetector
+from epp.core.scraped_metrics import ScrapedMetrics
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
     PULL_MISSED,
-    UNKNOWN_METRICS,
     Candidate,
     Endpoint,
     EndpointMetrics,
@@ -34,11 +38,11 @@ from epp.core.types import (
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
-    SourceChoice,
 )
 from epp.core.view_state import LookUp
 
 _NOTHING_PLACED = ApproxLookUp({})
+_new_row = partial(tuple.__new__, Candidate)  # of a tuple of its fields: in C, for a thousand at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,6 @@ class PickerSettings:
         return self.pull_deadline_s + 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSnapshot:
-    """One endpoint as the picker sees it now, for debug surfaces and gauges."""
-
-    candidate: Candidate
-    incompatible_with: Mapping[str, str]  # other endpoint -> first differing field
-
-
 class EndpointPicker:
     """Destination first, source second."""
 
@@ -77,7 +73,7 @@ class EndpointPicker:
         self._settings = settings
         self._cache = cache
         self._endpoints: dict[EndpointId, Endpoint] = {}
-        self._metrics: dict[EndpointId, EndpointMetrics] = {}
+        self._metrics = ScrapedMetrics()
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._models = ModelNames(settings.base_models)
@@ -141,21 +137,18 @@ class EndpointPicker:
             self._forget_placements(endpoint_id)
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
-        self._metrics.pop(endpoint_id, None)
+        self._metrics.forget(endpoint_id)
         self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
-        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims.
-        What is no finite number is unknown from here on."""
+        """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
         if endpoint_id not in self._endpoints:
             return
-        metrics = metrics.without_nonsense()
-        before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
-        if metrics.asleep and not before.asleep:
+        if metrics.asleep and not self._metrics.last(endpoint_id).asleep:
             self._cache.distrust(endpoint_id)
             self._forget_placements(endpoint_id)
-        self._metrics[endpoint_id] = metrics
+        self._metrics.update(endpoint_id, metrics)
         self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
@@ -185,7 +178,7 @@ class EndpointPicker:
         refused_peers = self._sources.refused_by(computing, now_s)
         choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
         headers = self._tell_followers(context, candidates, placement)
-        decision = _decision(decision_id, request, placement, computing, choice, refused_peers, headers)
+        decision = make_decision(decision_id, request, placement, computing, choice, refused_peers, headers)
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
         endpoints = (decision.computing, decision.destination.id)
@@ -249,17 +242,23 @@ class EndpointPicker:
     def find_decision(self, decision_or_request_id: str) -> DecisionRecord | None:
         return self._ring.find(decision_or_request_id)
 
+    def rows(self, now_s: float) -> list[Candidate]:
+        """Every endpoint with its metrics and load, in the order of ids."""
+        ids = [e.id for e in self.endpoints]
+        metrics = self._metrics.current(ids, now_s, self._settings.metrics_staleness_s)
+        loads = self._ledger.loads(ids)
+        return list(map(Candidate, self.endpoints, metrics, loads))
+
     def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
         """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
         With roles, of the stage that is fuller: a request needs both."""
-        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints if not endpoint.draining]
+        rows = [row for row in self.rows(now_s) if not row.endpoint.draining]
         stages = [stage for stage in split_by_role(rows) if stage]
         return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = [self._row(endpoint, now_s) for endpoint in self.endpoints]
-        return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
+        return snapshots(self.rows(now_s))
 
     # --- inside ---------------------------------------------------------------------------------
     def _learn(self, decision_id: str) -> None:
@@ -270,32 +269,25 @@ class EndpointPicker:
     def _candidates(
         self, request: SchedulingRequest, now_s: float
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining and in_subset(e, request.subset)]
+        pool = [e for e in self.endpoints if not e.draining]
+        if request.subset is not None:
+            pool = [e for e in pool if in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
         ids = [e.id for e in pool]
         look_up = self._cache.look_up(request, ids, now_s)
         placed = self._approx.look_up(request, ids) if self._approx else _NOTHING_PLACED
-        rows = [
-            self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH), placed.matches.get(e.id, NO_MATCH))
-            for e in pool
-        ]
-        return look_up, placed, rows
-
-    def _row(
-        self,
-        endpoint: Endpoint,
-        now_s: float,
-        match: PrefixMatch = NO_MATCH,
-        placed: PrefixMatch = NO_MATCH,
-    ) -> Candidate:
-        metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
-        if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
-            metrics = replace(
-                metrics, waiting_requests=None, running_requests=None, kv_usage=None, loras=None
-            )
-        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match, placed)
+        guesses: Iterable[PrefixMatch] = placed.matches.values() if placed.matches else repeat(NO_MATCH)
+        columns = zip(
+            pool,
+            self._metrics.current(ids, now_s, self._settings.metrics_staleness_s),
+            self._ledger.loads(ids),
+            look_up.matches.values(),
+            guesses,
+            strict=False,  # `guesses` may be endless
+        )
+        return look_up, placed, list(map(_new_row, columns))
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:
@@ -333,47 +325,6 @@ class EndpointPicker:
         )
 
 
-def _decision(
-    decision_id: str,
-    request: SchedulingRequest,
-    placement: Placement,
-    computing: Candidate,
-    choice: SourceChoice,
-    refused_peers: frozenset[str],
-    headers: tuple[tuple[str, str], ...],
-) -> SchedulingDecision:
-    winner, *rest = placement.primary.picked
-    return SchedulingDecision(
-        decision_id=decision_id,
-        request_id=request.request_id,
-        destination=winner.candidate.endpoint,
-        fallbacks=tuple(s.candidate.endpoint for s in rest),
-        prefill=placement.prefill.winner.endpoint if placement.prefill else None,
-        choice=choice,
-        scored=placement.primary.scored,
-        computing=computing.endpoint.id,
-        computing_cached_tokens=computing.match.cached_tokens,
-        model=request.model,
-        prompt_tokens=None if request.token_ids is None else request.prompt_tokens,
-        computed_by=computing,
-        refused_peers=refused_peers,
-        prefill_missing=placement.prefill_missing,
-        response_headers=headers,
-    )
-
-
 def in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
     """Whether the gateway's hint, of `ip` or `ip:port`, allows the endpoint; None: no hint."""
     return subset is None or endpoint.host in subset or endpoint.address in subset
-
-
-def _incompatible(row: Candidate, rows: Iterable[Candidate]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if row.metrics.info is None:
-        return found
-    for other in rows:
-        if other.endpoint.id != row.endpoint.id and other.metrics.info is not None:
-            field = row.metrics.info.mismatch(other.metrics.info)
-            if field is not None:
-                found[str(other.endpoint.id)] = field
-    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -62,20 +62,39 @@ class LoadLedger:
         self._tokens: Counter[EndpointId] = Counter()
         self._pulls: Counter[EndpointId] = Counter()
         self._output: Counter[EndpointId] = Counter()
+        self._loads: dict[EndpointId, InflightLoad] = {}  # of those that have any, but for `_changed`
+        self._changed: set[EndpointId] = set()
         self._expiries: list[tuple[float, str]] = []  # heap; entries of ended pulls go when they are due
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def load(self, endpoint: EndpointId) -> InflightLoad:
-        if endpoint not in self._requests and endpoint not in self._pulls:
-            return NO_LOAD
-        return InflightLoad(
-            requests=self._requests[endpoint],
-            uncached_prompt_tokens=self._tokens[endpoint],
-            pulls_served=self._pulls[endpoint],
-            output_tokens=self._output[endpoint],
-        )
+        self._renew()
+        return self._loads.get(endpoint, NO_LOAD)
+
+    def loads(self, endpoints: Sequence[EndpointId]) -> list[InflightLoad]:
+        """`load` of each. What has not changed since it was last asked for is not made again."""
+        self._renew()
+        known = self._loads
+        return [known.get(endpoint, NO_LOAD) for endpoint in endpoints]
+
+    def _renew(self) -> None:
+        for endpoint in self._changed:
+            figures = (self._requests[endpoint], self._tokens[endpoint], self._pulls[endpoint])
+            load = InflightLoad(*figures, output_tokens=self._output[endpoint])
+            if load == NO_LOAD:
+                self._loads.pop(endpoint, None)
+            else:
+                self._loads[endpoint] = load
+        self._changed.clear()
+
+    def _add(self, counter: Counter[EndpointId], endpoint: EndpointId, amount: int) -> None:
+        """`amount` may be negative; a counter has no zeros."""
+        self._changed.add(endpoint)
+        counter[endpoint] += amount
+        if counter[endpoint] == 0:
+            del counter[endpoint]
 
     def book(
         self,
@@ -99,15 +118,14 @@ class LoadLedger:
             raise ValueError(f"decision {lease_id} is already booked")
         lease = _Lease(serving, computing, source, uncached_prompt_tokens, output_tokens)
         self._leases[lease_id] = lease
-        self._requests[serving] += 1
+        self._add(self._requests, serving, 1)
         if computing != serving:
-            self._requests[computing] += 1
-        self._tokens[computing] += uncached_prompt_tokens
-        if output_tokens:
-            self._output[serving] += output_tokens
+            self._add(self._requests, computing, 1)
+        self._add(self._tokens, computing, uncached_prompt_tokens)
+        self._add(self._output, serving, output_tokens)
         if source is not None:
             lease.pull_pending = True
-            self._pulls[source] += 1
+            self._add(self._pulls, source, 1)
             if pull_expires_at_s != math.inf:
                 heapq.heappush(self._expiries, (pull_expires_at_s, lease_id))
 
@@ -137,24 +155,23 @@ class LoadLedger:
             return False
         self._end_prefill(lease)
         self._end_pull(lease)
-        _subtract(self._requests, lease.serving, 1)
-        if lease.output_tokens:
-            _subtract(self._output, lease.serving, lease.output_tokens)
+        self._add(self._requests, lease.serving, -1)
+        self._add(self._output, lease.serving, -lease.output_tokens)
         return True
 
     def _end_prefill(self, lease: _Lease) -> None:
         if not lease.prefill_pending:
             return
         lease.prefill_pending = False
-        _subtract(self._tokens, lease.computing, lease.uncached_prompt_tokens)
+        self._add(self._tokens, lease.computing, -lease.uncached_prompt_tokens)
         if lease.computing != lease.serving:
-            _subtract(self._requests, lease.computing, 1)
+            self._add(self._requests, lease.computing, -1)
 
     def _end_pull(self, lease: _Lease) -> bool:
         if not lease.pull_pending or lease.source is None:
             return False
         lease.pull_pending = False
-        _subtract(self._pulls, lease.source, 1)
+        self._add(self._pulls, lease.source, -1)
         return True
 
     def check_integrity(self) -> None:
@@ -183,9 +200,6 @@ class LoadLedger:
                 raise AssertionError(f"ledger says {mine}, its leases say {recount}")
             if any(count < 0 for count in mine.values()):
                 raise AssertionError(f"negative count in {mine}")
-
-
-def _subtract(counter: Counter[EndpointId], endpoint: EndpointId, amount: int) -> None:
-    counter[endpoint] -= amount
-    if counter[endpoint] == 0:
-        del counter[endpoint]
+        for endpoint in {*self._loads, *self._requests, *self._pulls}:
+            if self.load(endpoint) != fresh.load(endpoint):
+                raise AssertionError(f"load of {endpoint} is {self.load(endpoint)}")

@@ -6,9 +6,9 @@ rows that somebody will look at are made.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from epp.core.errors import NoEndpoints
@@ -54,10 +54,22 @@ def run_profile(profile: Profile, context: ScheduleContext, candidates: Sequence
         raise NoEndpoints(f"profile {profile.name}: no endpoint")
     table = _score(profile, context, kept)
     order = profile.picker.pick(context, table.totals)
-    best = heapq.nlargest(MAX_RECORDED, range(len(kept)), key=table.totals.__getitem__)
-    if order[0] not in best:
-        best[-1] = order[0]
+    best = _best(table.totals, order[0])
     return ProfileResult(tuple(map(table.row, order)), tuple(map(table.row, best)))
+
+
+def _best(totals: list[float], winner: int) -> list[int]:
+    """Indices of the `MAX_RECORDED` best, best first, the winner among them."""
+    candidates: Iterable[int] = range(len(totals))
+    if len(totals) > MAX_RECORDED:  # sorting figures is cheaper than asking for each one's key
+        least = sorted(totals)[-MAX_RECORDED]
+        better = [i for i, total in enumerate(totals) if total > least]
+        equal = itertools.islice((i for i, total in enumerate(totals) if total == least), MAX_RECORDED)
+        candidates = itertools.islice(itertools.chain(better, equal), MAX_RECORDED)
+    best = sorted(candidates, key=totals.__getitem__, reverse=True)
+    if winner not in best:
+        best[-1] = winner
+    return best
 
 
 @dataclass(frozen=True, slots=True)

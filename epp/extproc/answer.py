@@ -31,6 +31,8 @@ class Answer:
         "_first_token",
         "_scanner",
         "_served_by",
+        "_size_bytes",
+        "_streamed",
         "encoded",
         "has_body",
         "may_hold_bytes",
@@ -46,6 +48,8 @@ class Answer:
         self._scanner = UsageScanner()
         self._detector: OutputDetector | None = None
         self._first_token = False
+        self._streamed = False
+        self._size_bytes = 0
 
     @property
     def good(self) -> bool:
@@ -61,14 +65,15 @@ class Answer:
         length = event.headers.first("content-length") or ""
         if kind == "application/json" and length.isascii() and length.isdigit() and len(length) <= 9:
             self.may_hold_bytes = int(length) if int(length) <= MAX_BODY_CHUNK_BYTES else 0
-        streamed = kind == "text/event-stream" and not self.encoded
-        self._detector = OutputDetector() if streamed else None
+        self._streamed = kind == "text/event-stream"
+        self._detector = OutputDetector() if self._streamed and not self.encoded else None
 
     def feed(self, body: bytes) -> Output:
         """Look at the bytes. Of an answer that cannot be read, the first bytes are the first output."""
         if not body:
             return Output.NONE
         self.has_body = True
+        self._size_bytes += len(body)
         if not self.encoded:
             self._scanner.feed(body)
         if self.status is not None and not self.good:
@@ -91,4 +96,6 @@ class Answer:
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             completed=completed,
+            streamed=self._streamed,
+            response_bytes=self._size_bytes,
         )

@@ -59,6 +59,7 @@ class ServiceStats:
     decisions_open: int = 0
     deciding: int = 0  # decide() is running, cancelled ones that have not ended yet included
     protocol_errors: int = 0
+    ended: Counter[str] = field(default_factory=Counter)  # streams by gRPC status
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     degraded: Counter[ev.Degradation] = field(default_factory=Counter)
 

@@ -50,16 +50,20 @@ class ExtProcStream:
     async def run(self) -> None:
         self._stats.streams += 1
         self._stats.streams_open += 1
+        code = "CANCELLED"
         try:
             while not self._session.over:
                 await self._perform(self._session.receive(await self._next_event()))
+            code = "OK"
         except _StreamGone:
             pass
         except GatewayProtocolError as error:
+            code = "INVALID_ARGUMENT"
             self._stats.protocol_errors += 1
             log.warning("the gateway broke the ext_proc protocol: %s", error)
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
+            self._stats.ended[code] += 1
             self._close()
 
     def _close(self) -> None:

@@ -28,7 +28,7 @@ from epp.plugins.plugin_type import (
     PrefixReader,
     TierWeights,
 )
-from epp.plugins.prefix_scorer import matched_share, prompt_tokens_of
+from epp.plugins.prefix_scorer import matched_shares, prompt_tokens_of
 
 
 class PrefixCacheAffinityParameters(Parameters):
@@ -72,8 +72,8 @@ class PrefixCacheAffinityFilter:
         tokens = prompt_tokens_of(context, self.prefix)
         warm: list[Candidate] = []
         others: list[Candidate] = []
-        for candidate in candidates:
-            share = matched_share(self.prefix(candidate), tokens, self.weights)
+        shares = matched_shares(map(self.prefix, candidates), tokens, self.weights)
+        for candidate, share in zip(candidates, shares, strict=True):
             (others if share is None or share < self.threshold else warm).append(candidate)
         if not warm or not others:
             return candidates

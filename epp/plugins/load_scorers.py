@@ -21,10 +21,10 @@ def less_is_better(values: Sequence[float | None]) -> Sequence[float]:
     if not known:
         return fill_unknown(values)
     low, high = min(known), max(known)
-    if low == high:
-        return fill_unknown([None if value is None else 1.0 for value in values])
     span = high - low
-    return fill_unknown([None if value is None else (high - value) / span for value in values])
+    if len(known) == len(values):
+        return [(high - value) / span for value in known] if span else [1.0] * len(known)
+    return fill_unknown([None if v is None else (high - v) / span if span else 1.0 for v in values])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class KvCacheUtilizationScorer:
 
     def score(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Sequence[float]:
         usage = [c.metrics.kv_usage for c in candidates]
-        return fill_unknown([None if u is None else max(0.0, 1.0 - u) for u in usage])
+        return fill_unknown([None if u is None else 1.0 - u if u <= 1.0 else 0.0 for u in usage])
 
 
 class LoadAwareScorerParameters(Parameters):

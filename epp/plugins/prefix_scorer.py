@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from epp.plugins.plugin_type import (
 )
 from epp.plugins.unknown import fill_unknown
 
-__all__ = ["ROWS", "PrefixCacheScorer", "PrefixCacheScorerParameters", "TierWeights", "matched_share"]
+__all__ = ["ROWS", "PrefixCacheScorer", "PrefixCacheScorerParameters", "TierWeights", "matched_shares"]
 
 
 class PrefixCacheScorerParameters(Parameters):
@@ -30,23 +30,29 @@ class PrefixCacheScorerParameters(Parameters):
     match_length_scale_tokens: int = Field(default=8192, ge=1, le=MAX_TOKENS)
 
 
-def matched_share(match: PrefixMatch, prompt_tokens: int, weights: TierWeights) -> float | None:
-    """Tier-weighted share of the prompt's whole blocks; None: not known.
+def matched_shares(
+    matches: Iterable[PrefixMatch], prompt_tokens: int, weights: TierWeights
+) -> list[float | None]:
+    """Tier-weighted share of the prompt's whole blocks, of each; None: not known.
 
     Blocks beyond the device prefix count with the CPU weight, so a device block behind a hole
     counts as CPU: the index reports prefixes, not maps. Speculative blocks beyond those count as
     device blocks: that is where they are being computed.
     """
-    if not match.state.has_claim:
-        return None
-    size = match.block_size_tokens
-    total_blocks = prompt_tokens // size if size else 0
-    if not total_blocks:
-        return 0.0
-    blocks, device, speculative = match.blocks, match.device_blocks, match.speculative_blocks
-    expected = speculative if speculative > blocks else blocks
-    beyond = blocks - device
-    return ((expected - beyond) * weights.device + beyond * weights.cpu) / total_blocks
+    on_device, on_cpu = weights.device, weights.cpu
+    shares: list[float | None] = []
+    for state, blocks, device, _, size, _, speculative in matches:
+        if not state.has_claim:
+            shares.append(None)
+            continue
+        total_blocks = prompt_tokens // size if size else 0
+        if not total_blocks:
+            shares.append(0.0)
+            continue
+        beyond = blocks - device
+        near = speculative - beyond if speculative > blocks else device
+        shares.append((near * on_device + beyond * on_cpu) / total_blocks)
+    return shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class PrefixCacheScorer:
         prompt_tokens = prompt_tokens_of(context, self.prefix)
         weights = self.weights
         matches = list(map(self.prefix, candidates))
-        shares = [matched_share(match, prompt_tokens, weights) for match in matches]
+        shares = matched_shares(matches, prompt_tokens, weights)
         if self.length_weight:
             shares = [self._with_length(s, m) for s, m in zip(shares, matches, strict=True)]
         return fill_unknown(shares)

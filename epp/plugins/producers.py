@@ -90,15 +90,13 @@ class LocalTokenizerParameters(Parameters):
 
 
 class VllmTokenizerParameters(Parameters):
-    """vLLM's render endpoint (`--enable-scale-out`, or `vllm launch render`).
-
-    `mmTimeout` is accepted: prompts with parts besides text are "no match" here.
-    """
+    """vLLM's render endpoint (`--enable-scale-out`, or `vllm launch render`)."""
 
     url: str = Field(default="http://localhost:8000", pattern=r"^https?://[^/@?#\s]+$")
     pool: bool = False  # ask the pool's own endpoints in turn, at their serving ports, instead of `url`
     # most it adds to a request; absent: --tokenizer-budget (reference: 5s)
     timeout: Annotated[DurationS, Field(gt=0.0)] | None = None
+    # the same for prompts with pictures and the like; absent: not asked, for it fetches and decodes them
     mm_timeout: Annotated[DurationS, Field(gt=0.0)] | None = None
     ca_cert_path: str | None = None  # PEM file; with `pool` also: the endpoints speak https
     client_cert_path: str | None = None

@@ -61,7 +61,8 @@ def _local(parameters: LocalTokenizerParameters, budget_s: float) -> LocalTokeni
     )
     rules = service.rules
     if rules.any:
-        where = "blanks and special tokens" if rules.at_blanks else "special tokens"
+        places = {"blanks": rules.at_blanks, "marks": rules.at_marks, "special tokens": bool(rules.tokens)}
+        where = " and ".join(place for place, shown in places.items() if shown)
         _log.info("tokenizer %s: incremental, cut at %s", parameters.path, where)
     else:
         _log.warning("tokenizer %s: every text is encoded whole", parameters.path)
@@ -109,6 +110,7 @@ def _vllm(
         members,
         limits=RenderLimits(
             budget_s=parameters.timeout or budget_s,
+            items_budget_s=parameters.mm_timeout,
             max_in_flight=parameters.max_in_flight,
             max_answer_bytes=parameters.max_answer_bytes,
         ),

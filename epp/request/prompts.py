@@ -92,7 +92,7 @@ class ChatPrompt:
     /v1/chat/completions, as the client sent them or as the engine converts another API to them. `items`:
     the kinds of pictures and the like in them; only what is in front of the first can be known.
     `tools_off`: no tool may be called; `thinking_disabled`: in the way of /v1/messages. What these two
-    come to depends on the engine's flags."""
+    come to depends on the engine's flags. `responses`: the fields of /v1/responses that it came from."""
 
     messages: list[Any] = field(repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
@@ -103,6 +103,7 @@ class ChatPrompt:
     items: frozenset[str] = frozenset()
     tools_off: bool = False
     thinking_disabled: bool = False
+    responses: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

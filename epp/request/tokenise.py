@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from epp.request.chat import Unrenderable
-from epp.request.incremental import IncrementalEncoder
+from epp.request.incremental import IncrementalEncoder, TooLong
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
@@ -197,6 +197,8 @@ class LocalTokeniser:
         except StopIteration as end:
             job.result.set_result(end.value)
         except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
+            if isinstance(error, TooLong):
+                error = Unrenderable("long_text")
             if not isinstance(error, Unrenderable):
                 error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
             job.result.set_exception(error)

@@ -19,13 +19,15 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.telemetry.cost_metrics import CostMetrics
 from epp.telemetry.request_metrics import RequestMetrics
+from epp.telemetry.scheduler_attempts import SchedulerAttempts
 from epp.thresholds.in_force import ThresholdState
 
 log = logging.getLogger(__name__)
 
 MAX_REFUSALS = 128  # kept and told of one endpoint: what it reports is its own word
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_DECISION_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _FAST_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 
 
@@ -33,28 +35,31 @@ class PickerMetrics:
     """Counters and histograms the director writes to."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter("llm_d_epp_request", "Requests seen.", registry=registry)
-        self.errors = Counter(
-            "llm_d_epp_request_error", "Requests refused.", ["error_code"], registry=registry
-        )
-        self.duration_s = Histogram(
-            "llm_d_epp_request_duration_seconds",
-            "Decision to end of stream.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.ttft_s = Histogram(
-            "llm_d_epp_request_ttft_seconds",
-            "Decision to first response byte.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
         self.schedule_s = Histogram(
             "llm_d_epp_scheduler_e2e_duration_seconds",
             "One schedule call.",
             buckets=_FAST_SECONDS,
             registry=registry,
         )
+        self.processing_s = Histogram(
+            "llm_d_epp_request_processing_duration_seconds",
+            "Whole decision: parse, tokenise, match, schedule.",
+            buckets=_DECISION_SECONDS,
+            registry=registry,
+        )
+        self.rewrites = Counter(
+            "llm_d_epp_model_rewrite_decisions",
+            "Requests that were asked of another model than they named.",
+            ["model_rewrite_name", "model_name", "target_model"],
+            registry=registry,
+        )
+        self.disagg = Counter(
+            "llm_d_epp_disagg_decision",
+            "Decisions by whether the prompt is computed elsewhere.",
+            ["decision_type"],
+            registry=registry,
+        )
+        self.attempts = SchedulerAttempts(registry)
         self.decisions = Counter(
             "kvpull_epp_source_decisions",
             "Decisions by reason for or against a pull.",
@@ -78,11 +83,14 @@ class PickerMetrics:
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
         self.request = RequestMetrics(registry)
+        self._costs = CostMetrics(registry)
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
+        self.disagg.labels("prefill-decode" if decision.prefill is not None else "decode-only").inc()
         self.decisions.labels(decision.choice.reason.value).inc()
         self.prefill_missing.inc(decision.prefill_missing)
+        self._costs.decided(decision.choice)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
             self.unverified_sources.inc(not decision.choice.source.verified)
@@ -119,8 +127,12 @@ class PeerRefusals:
 class StreamCollector(Collector):
     """Conversations with the gateway: what is open now must come back to zero."""
 
-    def __init__(self, open_now: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, open_now: Callable[[], Mapping[str, int]], ended: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """`open_now`: by what; `ended`: streams by gRPC status."""
         self._open_now = open_now
+        self._ended = ended
 
     def collect(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
@@ -128,9 +140,19 @@ class StreamCollector(Collector):
             "Streams open, decisions being made, decisions not ended.",
             labels=["what"],
         )
-        for what, count in self._open_now().items():
+        counts = self._open_now()
+        for what, count in counts.items():
             gauge.add_metric([what], count)
         yield gauge
+        yield GaugeMetricFamily(
+            "llm_d_epp_extproc_streams_inflight", "Streams open.", value=counts.get("streams", 0)
+        )
+        ended = CounterMetricFamily(
+            "llm_d_epp_extproc_streams", "Streams ended, by gRPC status.", labels=["code"]
+        )
+        for code, count in self._ended().items():
+            ended.add_metric([code], count)
+        yield ended
 
 
 class PoolCollector(Collector):
@@ -154,7 +176,6 @@ class PoolCollector(Collector):
         yield from self._thresholds()
 
     def _endpoints(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("llm_d_epp_ready_endpoints", "Endpoints in the pool.")
         inflight = GaugeMetricFamily(
             "kvpull_epp_inflight_requests", "Requests sent and not ended.", labels=["endpoint"]
         )
@@ -168,7 +189,6 @@ class PoolCollector(Collector):
             labels=["endpoint", "other", "field"],
         )
         rows = self._picker.snapshot(self._clock())
-        ready.add_metric([], len(rows))
         for row in rows:
             name = str(row.candidate.endpoint.id)
             inflight.add_metric([name], row.candidate.load.requests)
@@ -181,7 +201,7 @@ class PoolCollector(Collector):
         )
         for endpoint, peer, reason, count in self._refusals.rows():
             refused.add_metric([endpoint, peer, reason], count)
-        yield from (ready, inflight, pulls, unverified, incompatible, refused)
+        yield from (inflight, pulls, unverified, incompatible, refused)
 
     def _cache(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(

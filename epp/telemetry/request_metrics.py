@@ -1,108 +1,191 @@
-"""What single requests cost and how fast their answers came: histograms fed at their ends.
+"""What requests asked for, cost and got, under the names and labels of the reference (`llm_d_epp_request_*`).
 
-Names of the reference (`llm_d_epp_*`) where it has the thing. No label comes from a request: model
-names of clients are told apart as the base model's and others only.
+Names that clients choose are bounded: a model has a label of its own once an engine has answered for it (or
+says that it is its base model), the first `MAX_FAIRNESS_IDS` fairness ids have one, and all label sets
+together are at most `MAX_SERIES`; everything else is `other`.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from epp.core.types import GAP_BOUNDS_S, Outcome, OutputTiming
+from epp.core.types import GAP_BOUNDS_S, Outcome
 from epp.extproc.events import Degradation
+from epp.telemetry.histogram import PlainHistogram
+from epp.telemetry.label_names import OTHER, LabelNames
+
+MAX_MODELS: Final = 256
+MAX_FAIRNESS_IDS: Final = 256
+MAX_SERIES: Final = 512
+LABELS: Final = ("model_name", "target_model_name", "fairness_id", "priority")
 
 _TOKENS: Final = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 _BYTES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
 _TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_HISTOGRAMS: Final = {
+    "size_bytes": ("Request bodies as they came.", _BYTES),
+    "response_size_bytes": ("Answers, in bytes of body.", _BYTES),
+    "input_tokens": ("Prompt, as the engine counts it.", _TOKENS),
+    "output_tokens": ("Generated, as the engine counts it.", _TOKENS),
+    "cached_tokens": ("Prompt tokens found in a cache.", (0, *_TOKENS)),
+    "duration_seconds": ("Decision to end of stream.", _SECONDS),
+    "ntpot_seconds": ("Whole request by output token.", _TOKEN_SECONDS),
+    "streaming_tpot_seconds": ("First to last output, by output token after the first.", _TOKEN_SECONDS),
+    "streaming_itl_seconds": ("Between two pieces of streamed output.", GAP_BOUNDS_S),
+}
+_NO_PREFIX: Final = {"response_size_bytes"}  # its name does not begin with request_
+_Labels = tuple[str, str, str, str]
 
 
-class RequestMetrics:
-    """One instance a registry."""
+@dataclass(frozen=True, slots=True)
+class RequestNames:
+    """What a request is counted under, as it came. `target`: the model the engine is asked for."""
+
+    model: str = ""
+    target: str = ""
+    fairness_id: str = ""
+    priority: int = 0
+
+
+class RequestSeries:
+    """The figures of one label set."""
+
+    __slots__ = ("errors", "histograms", "running", "total", "ttft_s")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.running = 0
+        self.errors: Counter[str] = Counter()
+        self.histograms = {name: PlainHistogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.ttft_s = (PlainHistogram(_SECONDS), PlainHistogram(_SECONDS))  # whole answers, streamed ones
+
+
+class RequestMetrics(Collector):
+    """One instance a registry. Everything is counted on the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"llm_d_epp_request_{name}", text, buckets=buckets, registry=registry)
-
-        self._by_model = Counter(
+        self._by_model = PrometheusCounter(
             "kvpull_epp_requests_by_model",
             "base: the pool's base model; other: an adapter, or a name nobody told us of; none: not named.",
             ["model"],
             registry=registry,
         )
-        self._usage = Counter(
+        self._usage = PrometheusCounter(
             "kvpull_epp_answers",
             "Good, whole answers by whether their token usage could be read.",
             ["usage"],
             registry=registry,
         )
-        self._size_bytes = histogram("size_bytes", "Request bodies as they came.", _BYTES)
-        self._input_tokens = histogram("input_tokens", "Prompt, as the engine counts it.", _TOKENS)
-        self._output_tokens = histogram("output_tokens", "Generated, as the engine counts it.", _TOKENS)
-        self._cached_tokens = histogram("cached_tokens", "Prompt tokens found in a cache.", (0, *_TOKENS))
-        self._ntpot_s = histogram("ntpot_seconds", "Whole request by output token.", _TOKEN_SECONDS)
-        self._tpot_s = histogram(
-            "streaming_tpot_seconds",
-            "First to last output, by output token after the first.",
-            _TOKEN_SECONDS,
-        )
-        self._gaps = GapHistogram()
-        registry.register(self._gaps)
+        self._models = LabelNames(MAX_MODELS)
+        self._fairness_ids = LabelNames(MAX_FAIRNESS_IDS)
+        self._series: dict[_Labels, RequestSeries] = {}
+        registry.register(self)
 
-    def asked(self, model: str, size_bytes: int, *, is_base: bool) -> None:
-        """A request has been understood, or not, and will be routed. `model` is what it names."""
-        self._by_model.labels("none" if not model else "base" if is_base else "other").inc()
-        self._size_bytes.observe(size_bytes)
+    def asked(self, names: RequestNames, size_bytes: int, *, is_base: bool) -> RequestSeries:
+        """A request has been understood, or not, and will be routed or refused."""
+        self._by_model.labels("none" if not names.model else "base" if is_base else "other").inc()
+        if is_base:
+            self._models.admit(names.target)
+        series = self._find(names)
+        series.total += 1
+        series.histograms["size_bytes"].observe(size_bytes)
+        return series
 
-    def ended(self, outcome: Outcome, duration_s: float) -> None:
-        """A request has ended. Failed and broken ones report no figures."""
-        if outcome.output is not None:
-            self._gaps.add(outcome.output)
+    def label(self, model: str) -> str:
+        """The bounded label of a model's name."""
+        return self._models.known(model)
+
+    def refused(self, series: RequestSeries, reason: str) -> None:
+        series.errors[reason] += 1
+
+    def unread(self, reason: str) -> None:
+        """A request that was refused before anything of it was known."""
+        series = self._find(RequestNames())
+        series.total += 1
+        series.errors[reason] += 1
+
+    def started(self, series: RequestSeries) -> None:
+        """It is on its way to an endpoint; `ended` follows."""
+        series.running += 1
+
+    def ended(self, series: RequestSeries, names: RequestNames, outcome: Outcome, duration_s: float) -> None:
+        """A request has ended. Failed and broken ones report no figures but their duration."""
+        series.running -= 1
+        histograms = series.histograms
+        histograms["duration_seconds"].observe(duration_s)
+        if outcome.ttft_s is not None:
+            series.ttft_s[outcome.streamed].observe(outcome.ttft_s)
+        if outcome.output is not None:  # the gaps of a stream add up to it
+            histograms["streaming_itl_seconds"].add(outcome.output.gap_counts, outcome.output.first_to_last_s)
+        if outcome.status is not None and outcome.status >= 400:
+            series.errors[f"status_{outcome.status // 100}xx"] += 1
         if not outcome.completed or outcome.status is None or not 200 <= outcome.status < 300:
             return
+        self._models.admit(names.target)
+        self._models.admit(names.model)
         self._usage.labels("unread" if outcome.prompt_tokens is None else "read").inc()
+        histograms["response_size_bytes"].observe(outcome.response_bytes)
         if outcome.prompt_tokens is not None:
-            self._input_tokens.observe(outcome.prompt_tokens)
+            histograms["input_tokens"].observe(outcome.prompt_tokens)
         if outcome.cached_tokens is not None:
-            self._cached_tokens.observe(outcome.cached_tokens)
-        if outcome.completion_tokens:
-            self._output(outcome.completion_tokens, outcome.output, duration_s)
+            histograms["cached_tokens"].observe(outcome.cached_tokens)
+        tokens = outcome.completion_tokens
+        if tokens:
+            histograms["output_tokens"].observe(tokens)
+            histograms["ntpot_seconds"].observe(duration_s / tokens)
+            if outcome.output is not None and tokens > 1:
+                histograms["streaming_tpot_seconds"].observe(outcome.output.first_to_last_s / (tokens - 1))
 
-    def _output(self, tokens: int, timing: OutputTiming | None, duration_s: float) -> None:
-        self._output_tokens.observe(tokens)
-        self._ntpot_s.observe(duration_s / tokens)
-        if timing is not None and tokens > 1:
-            self._tpot_s.observe(timing.first_to_last_s / (tokens - 1))
+    def _find(self, names: RequestNames) -> RequestSeries:
+        known = self._models.known
+        fairness_id = self._fairness_ids.admit(names.fairness_id)
+        labels = (known(names.model), known(names.target), fairness_id, str(names.priority))
+        series = self._series.get(labels)
+        if series is None:
+            if len(self._series) >= MAX_SERIES:
+                labels = (OTHER, OTHER, OTHER, OTHER)
+            series = self._series.setdefault(labels, RequestSeries())
+        return series
 
-
-class GapHistogram(Collector):
-    """Gaps between pieces of streamed output. Summed up by stream: one observation a token would cost
-    more than everything else that happens to a token here."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(GAP_BOUNDS_S) + 1)
-        self._sum_s = 0.0
-
-    def add(self, timing: OutputTiming) -> None:
-        for number, count in enumerate(timing.gap_counts):
-            self._counts[number] += count
-        self._sum_s += timing.first_to_last_s  # the gaps of a stream add up to it
-
+    # --- shown ------------------------------------------------------------------------------------
     def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(
-            "llm_d_epp_request_streaming_itl_seconds", "Between two pieces of streamed output."
+        total = CounterMetricFamily("llm_d_epp_request", "Requests seen.", labels=LABELS)
+        errors = CounterMetricFamily(
+            "llm_d_epp_request_error",
+            "Requests refused, by reason, and answers with a status from 400 on.",
+            labels=(*LABELS, "error_code"),
         )
-        buckets, total = [], 0
-        for bound_s, count in zip((*GAP_BOUNDS_S, math.inf), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound_s == math.inf else str(bound_s), float(total)))
-        family.add_metric([], buckets, self._sum_s)
-        yield family
+        running = GaugeMetricFamily(
+            "llm_d_epp_request_running", "Sent to an endpoint and not ended.", labels=LABELS
+        )
+        ttft = HistogramMetricFamily(
+            "llm_d_epp_request_ttft_seconds",
+            "From the gateway's first message to the first output.",
+            labels=(*LABELS, "streaming"),
+        )
+        for labels, series in self._series.items():
+            total.add_metric(labels, series.total)
+            running.add_metric(labels, series.running)
+            for reason, count in series.errors.items():
+                errors.add_metric((*labels, reason), count)
+            for streamed, histogram in zip(("false", "true"), series.ttft_s, strict=True):
+                histogram.show(ttft, (*labels, streamed))
+        yield from (total, errors, running, ttft)
+        for name, (text, _) in _HISTOGRAMS.items():
+            prefix = "llm_d_epp_" if name in _NO_PREFIX else "llm_d_epp_request_"
+            family = HistogramMetricFamily(prefix + name, text, labels=LABELS)
+            for labels, series in self._series.items():
+                series.histograms[name].show(family, labels)
+            yield family
 
 
 class DegradedCollector(Collector):

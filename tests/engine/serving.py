@@ -33,7 +33,7 @@ class Engine:
     source: EventSource
 
 
-def serve_arguments(model: Path, port: int, adapter: Path) -> list[str]:
+def serve_arguments(model: Path, port: int, more: Sequence[str]) -> list[str]:
     """`tcp://*:0` binds VLLM_HOST_IP, which is the loopback address here; the engine tells the port."""
     events = {
         "enable_kv_cache_events": True,
@@ -51,16 +51,18 @@ def serve_arguments(model: Path, port: int, adapter: Path) -> list[str]:
         "--block-size": str(BLOCK_TOKENS),
         "--max-model-len": "4096",
         "--max-num-seqs": "4",
-        "--max-loras": "1",
-        "--max-lora-rank": "8",
-        "--lora-modules": f"{ADAPTER}={adapter}",
         "--tool-call-parser": "pythonic",
         "--kv-events-config": json.dumps(events),
     }
-    flags = ["--enforce-eager", "--enable-prefix-caching", "--enable-lora", "--enable-auto-tool-choice"]
-    flags.append("--enable-scale-out")  # the token-in API
+    flags = ["--enforce-eager", "--enable-prefix-caching", "--enable-auto-tool-choice", *more]
+    flags.append("--enable-scale-out")  # the token-in and render APIs
     command = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags]
     return command + [word for option in options.items() for word in option]
+
+
+def lora_flags(adapter: Path) -> list[str]:
+    """One adapter, of this name, in `adapter`."""
+    return f"--enable-lora --max-loras 1 --max-lora-rank 8 --lora-modules {ADAPTER}={adapter}".split()
 
 
 def connect(url: str) -> Engine:

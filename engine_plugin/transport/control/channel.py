@@ -62,6 +62,8 @@ class Channel:
         streams = asyncio.StreamReaderProtocol(reader, loop=loop)
         transport: Any
         try:
+            # asyncio does it only for sockets that say they are TCP, and accepted ones do not
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if server_side:
                 transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=tls)
             else:

@@ -29,7 +29,9 @@ from engine_plugin.transport.control import handshake
 from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls
 from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.control.leases import PeerBudget
-from engine_plugin.transport.control.serving import Producer, Serving
+from engine_plugin.transport.control.producer import Producer
+from engine_plugin.transport.control.serving import Serving
+from engine_plugin.transport.control.turns import TokenBucket
 from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import OTHER_PEER
 
@@ -174,15 +176,14 @@ class Listener:
         channel.send(handshake.hello(producer.identity))
         handshake.check_hello(theirs)
         handshake.check_identity(producer.identity, theirs.identity)
-        budget = self._budgets.get(theirs.identity.instance)
+        budget = self._budgets.get(channel.remote_host)
         if budget is not None and budget.connections >= producer.limits.connections_per_peer:
             raise Refusal("limit", "connections_per_peer")
         channel.send(Accepted())
 
     async def _converse(self, channel: Channel, hello: Hello) -> None:
         limits, stats = self._producer.limits, self._producer.stats
-        instance = hello.identity.instance
-        budget = self._budgets.setdefault(instance, PeerBudget())
+        budget = self._budget(channel.remote_host)
         budget.connections += 1
         serving = Serving(self._producer, hello.identity, budget, channel.send)
         self._servings.add(serving)
@@ -197,7 +198,20 @@ class Listener:
             self._servings.discard(serving)
             serving.end()
             budget.connections -= 1
-            self._budgets = {peer: kept for peer, kept in self._budgets.items() if kept != PeerBudget()}
+            self._forget_idle()
+
+    def _budget(self, host: str) -> PeerBudget:
+        budget = self._budgets.get(host)
+        if budget is None:
+            limits, now_s = self._producer.limits, asyncio.get_running_loop().time()
+            budget = PeerBudget(host, TokenBucket(limits.movers_per_s, limits.movers_burst, now_s))
+            self._budgets[host] = budget
+        return budget
+
+    def _forget_idle(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for host in [host for host, budget in self._budgets.items() if budget.idle(now_s)]:
+            del self._budgets[host]
 
 
 def _dispatch(serving: Serving, channel: Channel, message: ClientMessage) -> None:

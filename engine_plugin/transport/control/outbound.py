@@ -130,7 +130,9 @@ class OutboundSession:
             MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
         )
 
-    async def lookup(self, kv_request_id: str, hashes: Sequence[bytes], wait_s: float) -> Found | Declined:
+    async def lookup(
+        self, kv_request_id: str, hashes: Sequence[bytes], *, wait_s: float, patience_s: float
+    ) -> Found | Declined:
         """Ask; the caller bounds the wait, and cancelling takes the question back.
 
         Raises:
@@ -140,7 +142,15 @@ class OutboundSession:
         answer: asyncio.Future[Found | Declined | None] = self._loop.create_future()
         self._lookups[request_id] = answer
         try:
-            self._channel.send(Lookup(request_id, kv_request_id, list(hashes), int(wait_s * 1000)))
+            self._channel.send(
+                Lookup(
+                    request_id,
+                    kv_request_id,
+                    list(hashes),
+                    int(wait_s * 1000),
+                    max(0, int(patience_s * 1000)),
+                )
+            )
             if self.closed.done():
                 answer.set_result(None)
             found = await answer
@@ -156,7 +166,12 @@ class OutboundSession:
         return found
 
     def move(
-        self, lease_id: str, mover: Mover, slots: tuple[int, ...], generations: tuple[int, ...]
+        self,
+        lease_id: str,
+        mover: Mover,
+        slots: tuple[int, ...],
+        generations: tuple[int, ...],
+        patience_s: float,
     ) -> MoveCall:
         """Ask to have `slots` written; the answer is in the call's `ended`.
 
@@ -170,7 +185,10 @@ class OutboundSession:
             self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
         )
         self._moves[call.id] = call
-        self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations)))
+        patience_ms = max(0, int(patience_s * 1000))
+        self._channel.send(
+            Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations), patience_ms)
+        )
         return call
 
     def cancel(self, call: MoveCall) -> None:
@@ -220,14 +238,15 @@ class OutboundSession:
         self._moves.clear()
 
     async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_s)
-            silent_s = self._loop.time() - self._channel.heard_at_s
-            if silent_s > self._limits.silence_s:
-                log.warning("%s is silent for %.1f s", format_address(self.source), silent_s)
-                self._channel.abort()
-                return
+        """Unanswered questions and not time tell silence: a loop of ours that was held up has not asked."""
+        unanswered = 0
+        while unanswered * self._limits.ping_s < self._limits.silence_s:
             self._channel.send(Ping())
+            asked_s = self._loop.time()
+            await asyncio.sleep(self._limits.ping_s)
+            unanswered = 0 if self._channel.heard_at_s >= asked_s else unanswered + 1
+        log.warning("%s has left %d questions unanswered", format_address(self.source), unanswered)
+        self._channel.abort()
 
     def _hear(self, message: ServerMessage) -> None:
         match message:

@@ -120,6 +120,17 @@ async def refuse_a_document(kube: KubeServer, kubectl: Kubectl, picker: Picker) 
     assert (await picker.debug("thresholds"))["generation"] == 3
 
 
+def asked(kube: KubeServer) -> set[tuple[str, str]]:
+    """What the pod's ServiceAccount asked for."""
+    return {(seen.verb, seen.plural) for seen in kube.requests if seen.user.endswith(":kv-epp")}
+
+
+async def end(picker: Picker) -> None:
+    picker.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(BOUND_S):
+        assert await picker.process.wait() == 0
+
+
 async def metric_names(picker: Picker) -> set[str]:
     async with picker.session.get(f"http://127.0.0.1:{picker.ports['metrics_port']}/metrics") as response:
         return set(_ROW.findall(await response.text()))
@@ -158,11 +169,8 @@ async def test_the_rendered_pod_serves_pulls_and_obeys_kubectl(
         await change_thresholds(kubectl, picker)
         await refuse_a_document(kube, kubectl, picker)
         exported = await metric_names(picker)
-        picker.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(BOUND_S):
-            assert await picker.process.wait() == 0
-    asked = {(s.verb, s.plural) for s in kube.requests if s.user.endswith(":kv-epp")}
-    assert asked == granted(kube)  # neither more nor less: S-G01
+        await end(picker)
+    assert asked(kube) == granted(kube)  # neither more nor less: S-G01
     sidecar = {f.name + ("_total" if f.type == "counter" else "") for f in Telemetry().registry.collect()}
     unknown = {name for name in queried() - exported - sidecar if not ENGINE_METRIC.match(name)}
     assert unknown == set()
@@ -180,16 +188,24 @@ async def test_a_picker_takes_its_siblings_snapshot_with_the_chart_s_certificate
     kubeconfig = account_kubeconfig(kube, tmp_path, pod)
     arguments = localise(kube, tmp_path, pod)
     token = (tmp_path / "keys" / "debug-token").read_text()
-    alone = [a for a in arguments if not a.startswith("--sibling=")] + ["--snapshot-port", "0"]
-    async with running_picker(alone, kubeconfig, token=token) as first:
+    alone = [*(a for a in arguments if not a.startswith("--sibling=")), "--snapshot-port", "0"]
+    async with running_picker(alone, kubeconfig, token=token, environment={"POD_NAME": "one"}) as first:
 
         async def known() -> bool:
             return any(row["blocks_cpu"] >= 4 for row in await first.debug("endpoints"))
 
+        async def both() -> bool:
+            return await first.metric("kvpull_epp_replicas") == 2
+
         await engine.complete(prompt_ids(4 * BLOCK))
         await until(known)
         sibling = f"--sibling=127.0.0.1:{first.ports['snapshot_port']}"
-        others = [sibling if a.startswith("--sibling=") else a for a in arguments]
-        async with running_picker([*others, "--snapshot-port", "0"], kubeconfig, token=token) as second:
+        others = [*(sibling if a.startswith("--sibling=") else a for a in arguments), "--snapshot-port", "0"]
+        named = {"POD_NAME": "two"}
+        async with running_picker(others, kubeconfig, token=token, environment=named) as second:
             assert await second.metric('kvpull_epp_snapshot_fetch_info{outcome="complete"}') == 1
             assert await first.metric('kvpull_epp_snapshot_sent_rows_total{outcome="sent"}') == 1
+            await until(both)
+            await end(second)
+        await end(first)
+    assert asked(kube) | {("create", "events")} == granted(kube)

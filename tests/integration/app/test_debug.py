@@ -14,6 +14,7 @@ from epp.core.thresholds import EVERYWHERE, PullSettings, PullThresholds, Scope
 from epp.core.types import Outcome
 from epp.debug import build_debug_app
 from epp.telemetry.metrics import PeerRefusals, PickerMetrics, PoolCollector
+from epp.telemetry.pool_gauges import PoolGauges
 from epp.thresholds.in_force import ThresholdState
 from tests.unit.core.rows import info
 from tests.unit.core.test_endpoint_picker import Pool
@@ -38,6 +39,7 @@ async def client(pool: Pool) -> AsyncIterator[TestClient]:  # type: ignore[type-
     refusals = PeerRefusals()
     refusals.update(EndpointId("a"), {("peer\nforged", "seed_fp"): 2.0})
     registry.register(PoolCollector(pool.picker, ThresholdState, refusals, clock=lambda: 0.0))
+    registry.register(PoolGauges(pool.picker, "pool", clock=lambda: 0.0))
     app = build_debug_app(pool.picker, registry, ThresholdState, TOKEN, clock=lambda: 0.0)
     async with TestClient(TestServer(app)) as client:
         yield client
@@ -89,7 +91,7 @@ async def test_metrics_are_open_and_name_the_mismatch(client: TestClient) -> Non
     assert 'kvpull_epp_endpoint_incompatible{endpoint="b/0",field="seed_fp",other="a/0"} 1.0' in text
     assert 'kvpull_epp_index_blocks{endpoint="b/0",tier="cpu"} 200.0' in text
     assert r'kvpull_epp_peer_refused_total{endpoint="a/0",peer="peer\nforged",reason="seed_fp"} 2.0' in text
-    assert "llm_d_epp_ready_endpoints 3.0" in text
+    assert 'llm_d_epp_ready_endpoints{name="pool"} 3.0' in text
     assert 'kvpull_epp_endpoint_differs{endpoint="b/0",what="block_hashes"} 0.0' in text
     assert 'kvpull_epp_claim_state{endpoint="b/0",state="unsupported"} 0.0' in text
     assert "kvpull_epp_index_bytes 0.0" not in text

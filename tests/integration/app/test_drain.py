@@ -4,57 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from tests.integration.app.plain_picker import picker
 from tests.integration.extproc import envoy
 from tests.integration.extproc.upstream import EVENTS, Upstream
 
-ROOT = Path(__file__).parents[3]
 CLIENTS = 12
-CONFIG = {
-    "apiVersion": "llm-d.ai/v1alpha1",
-    "kind": "EndpointPickerConfig",
-    "plugins": [{"type": "active-request-scorer"}, {"type": "max-score-picker"}],
-    "schedulingProfiles": [
-        {
-            "name": "default",
-            "plugins": [{"pluginRef": "active-request-scorer"}, {"pluginRef": "max-score-picker"}],
-        }
-    ],
-}
-
-
-@asynccontextmanager
-async def picker(folder: Path) -> AsyncIterator[tuple[Process, int]]:
-    """A picker's process and its ext-proc port."""
-    read_fd, write_fd = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "epp", "--listen-host", "127.0.0.1", "--ready-fd", str(write_fd)),
-        *("--config-file", str(folder / "config.json"), "--endpoints-file", str(folder / "endpoints.json")),
-        *("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"),
-        *("--lame-duck", "2s", "--drain-timeout", "60s", "--log-level", "error"),
-        cwd=ROOT,
-        pass_fds=(write_fd,),
-    )
-    os.close(write_fd)
-    try:
-        with os.fdopen(read_fd) as pipe:
-            line = await asyncio.wait_for(asyncio.to_thread(pipe.readline), 60)
-        yield process, json.loads(line)["grpc_port"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+LAME_DUCK = ("--lame-duck", "2s", "--drain-timeout", "60s")
 
 
 def two_pickers(bootstrap: dict[str, Any], ports: list[int]) -> dict[str, Any]:
@@ -123,13 +86,12 @@ async def test_sigterm_under_load_loses_no_request(tmp_path: Path, monkeypatch: 
         host, _, port = upstream.address.rpartition(":")
         row = {"pod": "a", "host": host, "serving_port": int(port)}
         (tmp_path / "endpoints.json").write_text(json.dumps({"endpoints": [row]}))
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-        first, first_port = await stack.enter_async_context(picker(tmp_path))
-        _, second_port = await stack.enter_async_context(picker(tmp_path))
+        first, first_ports = await stack.enter_async_context(picker(tmp_path, LAME_DUCK))
+        _, second_ports = await stack.enter_async_context(picker(tmp_path, LAME_DUCK))
         plain = envoy.bootstrap
-        ports = [first_port, second_port]
+        ports = [given["grpc_port"] for given in (first_ports, second_ports)]
         monkeypatch.setattr(envoy, "bootstrap", lambda *given: two_pickers(plain(*given), ports))
-        urls = await stack.enter_async_context(envoy.running(first_port, tmp_path, [upstream.address]))
+        urls = await stack.enter_async_context(envoy.running(ports[0], tmp_path, [upstream.address]))
         load = Load(urls["duplex"])
         running = asyncio.create_task(load.run())
         await load.until_answered(20 * CLIENTS)

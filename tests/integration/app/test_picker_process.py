@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -162,7 +163,11 @@ async def picker_process(
 
 @contextlib.asynccontextmanager
 async def running_picker(
-    arguments: Sequence[str], kubeconfig: Path | None = None, *, token: str = TOKEN
+    arguments: Sequence[str],
+    kubeconfig: Path | None = None,
+    *,
+    token: str = TOKEN,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Picker]:
     """The process under these arguments, once it is ready; it has ended at the end."""
     read_fd, write_fd = os.pipe()
@@ -171,7 +176,7 @@ async def running_picker(
         *arguments,
         cwd=ROOT,
         pass_fds=(write_fd,),
-        env=dict(os.environ) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
+        env={**os.environ, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}), **environment},
     )
     os.close(write_fd)
     try:

@@ -86,6 +86,8 @@ async def running(
     host: str | None = None,
     pool: Sequence[dict[str, Any]] = (),
     connector: str = "offloading",
+    tracing: bool = False,
+    flags_env: dict[str, str] | None = None,
 ) -> AsyncIterator[Rig]:
     """A sidecar in front of `engine`; `pool` are the rows of its endpoint file."""
     host = host or own_host()
@@ -94,10 +96,10 @@ async def running(
     argv = ["--listen-host", host, "--port", str(PORT), "--model-server-host", engine.host]
     argv += ["--model-server-port", str(engine.port), "--kv-connector", connector]
     argv += ["--endpoints-file", str(pool_file), "--drain-timeout", "5s"]
-    argv += ["--secure-proxy=false", *flags]
+    argv += ["--secure-proxy=false", f"--tracing={str(tracing).lower()}", *flags]
     timeout = aiohttp.ClientTimeout(total=WAIT_S)
     async with (
-        Sidecar(parse_config(argv, {})) as sidecar,
+        Sidecar(parse_config(argv, flags_env or {})) as sidecar,
         aiohttp.ClientSession(auto_decompress=False, timeout=timeout) as session,
     ):
         yield Rig(sidecar, host, session, pool_file)

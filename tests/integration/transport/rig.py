@@ -118,6 +118,7 @@ async def engine(
     slot_bytes: int = BLOCK_BYTES,
     key: bytes | None = KEY,
     limits: Limits = PATIENT,
+    checksums: bool = True,
     listen: tuple[str, int] = ("127.0.0.1", 0),
     **changes: Any,
 ) -> AsyncIterator[Engine]:
@@ -132,6 +133,7 @@ async def engine(
             store=store,
             key=key,
             insecure=key is None,
+            checksums=checksums,
             limits=limits,
             faults=faults,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -77,12 +78,31 @@ def test_doctor_and_calibration_take_their_arguments() -> None:
     assert calibrate.destination == "http://10.0.0.2:8200"
     assert calibrate.name in epp(manifests).thresholds_configmap
     assert calibrate.namespace == chart.NAMESPACE
+    assert (str(calibrate.config_map), calibrate.apply) == ("/dev/termination-log", False)
+    applied = parser().parse_args(chart.container(chart.render(chart.case("standby")), "calibrate")["args"])
+    assert (applied.config_map, applied.apply) == (None, True)
     passive = parser().parse_args(
         chart.container(chart.render(chart.case("sidecar-proxy")), "doctor")["args"]
     )
     assert passive.passive
     through = parser().parse_args(chart.container(chart.render(chart.case("standalone")), "doctor")["args"])
     assert through.gateway == "http://kv-proxy.llm.svc.cluster.local:8081"
+
+
+def test_images_start_what_the_arguments_are_for() -> None:
+    """The image's entry point stands before `args`, and `command` replaces it."""
+    lines = (chart.CHART.parents[2] / "Dockerfile").read_text().splitlines()
+    entries = [
+        json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT ")
+    ]
+    assert entries == [["kvpull-sidecar"], ["kvpull", "epp"]]
+    manifests = chart.render(chart.case("everything"))
+    assert not any("command" in chart.container(manifests, name) for name in ("epp", "sidecar"))
+    assert chart.container(manifests, "doctor")["command"] == ["kvpull"]
+    assert chart.container(manifests, "calibrate")["command"] == ["kvpull"]
+    user = next(line for line in lines if line.startswith("USER "))
+    pod = chart.find(manifests, "Deployment", "-epp")["spec"]["template"]["spec"]
+    assert user == f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
 
 
 def test_where_endpoints_come_from() -> None:

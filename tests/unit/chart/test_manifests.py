@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 
 from tests.kube import chart
 from tests.kube.chart import CASES, Manifest
+from tests.kube.kubectl import tool_path
 
 VERSIONS = ("1.29", "1.34", "1.37")
 CRDS = Path(__file__).parents[2] / "kube" / "crds.yaml"
@@ -39,20 +42,22 @@ def strict(schema: Any) -> Any:
     return found
 
 
-def pool_schema() -> Any:
-    pool = next(
-        d for d in yaml.safe_load_all(CRDS.read_text()) if d["spec"]["names"]["kind"] == "InferencePool"
-    )
-    return strict(pool["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+def crd_schemas() -> dict[str, Any]:
+    return {
+        crd["spec"]["names"]["kind"]: strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        for crd in yaml.safe_load_all(CRDS.read_text())
+    }
 
 
 def check(manifest: Manifest, version: str) -> None:
+    own = crd_schemas().get(manifest["kind"])
+    if own is not None:
+        jsonschema.validate(manifest, own)
     if manifest["kind"] == "InferencePool":
-        jsonschema.validate(manifest, pool_schema())
         numbers = [port["number"] for port in manifest["spec"]["targetPorts"]]
         assert len(numbers) == len(set(numbers))  # the CRD's two rules in CEL
         assert manifest["spec"]["endpointPickerRef"]["port"]["number"] > 0
-    elif manifest["apiVersion"] not in FOREIGN:
+    elif own is None and manifest["apiVersion"] not in FOREIGN:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -72,6 +77,14 @@ def test_a_misspelt_field_is_found() -> None:
     deployment["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         check(deployment, VERSIONS[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_lint_finds_nothing(case: str) -> None:
+    command = [str(tool_path("helm")), "lint", "--strict", str(chart.CHART), "-f", "-"]
+    values = json.dumps(chart.case(case))
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,6 +215,24 @@ def test_one_picker_has_neither_budget_nor_siblings() -> None:
     assert chart.find(two, "PodDisruptionBudget")["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     siblings = chart.find(two, "Service", "-siblings")["spec"]
     assert (siblings["clusterIP"], siblings["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_standbys_hold_up_neither_rollouts_nor_nodes() -> None:
+    """They are never ready: a budget would wait for them, and so would a rolling update."""
+    manifests = chart.render(chart.case("standby"))
+    assert "PodDisruptionBudget" not in chart.kinds(manifests)
+    strategy = chart.find(manifests, "Deployment", "-epp")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": "100%", "maxUnavailable": "100%"}
+    active = chart.minimal({"router": {"epp": {"replicas": 3}}})
+    strategy = chart.find(active, "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_objectives_name_the_pool() -> None:
+    manifests = chart.render(chart.case("attach"))
+    found = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "InferenceObjective"}
+    pool = {"group": "inference.networking.k8s.io", "name": "llama"}
+    assert found == {"urgent": {"priority": 10, "poolRef": pool}, "batch": {"priority": -1, "poolRef": pool}}
 
 
 def test_an_autoscaler_owns_the_number_of_pickers() -> None:

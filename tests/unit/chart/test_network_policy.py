@@ -50,8 +50,8 @@ ALLOWED = {
         5557: {"epp", "job", "engine"},
         5657: {"epp", "engine"},
         7777: {"job", "engine"},
-        40001: {"epp", "engine"},  # pull reports; what the engines' transport chose
-        20001: {"engine"},
+        5757: {"epp", "engine"},
+        40001: {"engine"},  # what the engines' transport chose
     },
 }
 
@@ -88,6 +88,12 @@ def test_policies_select_the_pods_they_are_for() -> None:
         found = chart.find(manifests, kind)
         labels = found.get("spec", {}).get("template", found)["metadata"]["labels"]
         assert JOB.items() <= labels.items()
+
+
+def test_nobody_reaches_a_job() -> None:
+    policy = chart.find(chart.minimal(VALUES), "NetworkPolicy", "-jobs")["spec"]
+    assert policy["podSelector"]["matchLabels"] == JOB
+    assert (policy["policyTypes"], policy.get("ingress")) == (["Ingress"], None)
 
 
 def test_what_a_picker_may_ask() -> None:

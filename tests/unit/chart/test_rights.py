@@ -27,6 +27,23 @@ def test_the_role_is_the_one_of_the_page() -> None:
     assert rules(ours) == rules(page)
 
 
+def test_several_pickers_may_use_leases_and_one_may_not() -> None:
+    page = next(yaml.safe_load_all(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]))
+    several = chart.minimal({"thresholds": {"name": "pulls"}, "router": {"epp": {"replicas": 2}}})
+    alone = chart.minimal({"thresholds": {"name": "pulls"}})
+    more = set(rules(chart.find(several, "Role"))) - set(rules(chart.find(alone, "Role")))
+    assert more == set(rules(page))
+    leases = [r for r in chart.find(chart.render(chart.case("standby")), "Role", "-epp")["rules"]]
+    by_name = {tuple(r.get("resourceNames", ())): r["verbs"] for r in leases if r["resources"] == ["leases"]}
+    assert by_name == {(): ["create"], ("kv-epp",): ["get", "update"]}  # the one Lease that they share
+
+
+def test_without_objectives_they_are_not_read() -> None:
+    manifests = chart.render(chart.case("standby"))
+    assert "inferenceobjectives" not in str(chart.find(manifests, "Role", "-epp")["rules"])
+    assert "--objectives-group=" in chart.container(manifests, "epp")["args"]
+
+
 def test_only_watched_config_maps_can_be_read() -> None:
     manifests = chart.render(chart.case("attach"))
     arguments = chart.container(manifests, "epp")["args"]

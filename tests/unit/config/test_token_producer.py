@@ -82,7 +82,7 @@ async def test_the_local_back_end_is_built_and_says_what_it_does(caplog: pytest.
     with caplog.at_level(logging.INFO):
         service = plan(f"{{local: {{path: {DIRECTORY}, cacheSizeMiB: 1, workers: 1}}}}").build()
     assert isinstance(service, LocalTokeniser)
-    assert "incremental, cut at blanks and special tokens" in caplog.text
+    assert "incremental, cut at blanks and marks and special tokens" in caplog.text
     registry = CollectorRegistry()
     registry.register(TokeniserCollector(service))
     assert await service.token_ids(TextPrompt("The harbour")) is not None

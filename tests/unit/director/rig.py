@@ -13,7 +13,7 @@ from engine_plugin.identity import EndpointId
 from epp.core.events import BlockStored, EventBatch
 from epp.core.flow.bands import FlowSettings
 from epp.core.types import CacheTier, EngineBlockHash, SchedulingDecision, SchedulingRequest
-from epp.director import Director, Objectives
+from epp.director import Director
 from epp.extproc.events import Headers, RequestHead, Routing
 from epp.flow.admission import Admission, Open
 from epp.flow.choice import build_admission
@@ -21,6 +21,7 @@ from epp.plugins.saturation import ConcurrencyDetector
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import parse_request
 from epp.request.tokenise import LocalTokeniser
+from epp.request_terms import Objectives, RequestTerms
 from epp.telemetry.metrics import PickerMetrics
 from tests.unit.core.test_endpoint_picker import BLOCK, Pool
 
@@ -47,7 +48,7 @@ class Rig:
             self.tokeniser,
             PickerMetrics(self.registry),
             admission=self.admission,
-            objectives=objectives,
+            terms=RequestTerms(objectives),
             clock=lambda: 0.0,
         )
         self.requests: list[SchedulingRequest] = []  # as the core saw them
@@ -126,8 +127,14 @@ class Rig:
         return generate_latest(self.registry).decode()
 
     def value(self, sample: str) -> float:
-        """One line of the metrics page; 0.0 where it is absent."""
-        for line in self.metrics_page().splitlines():
-            if line.startswith(sample + " "):
-                return float(line.rpartition(" ")[2])
-        return 0.0
+        """A sample as it is written on the page; of the labels it does not name, the sum. 0.0: absent."""
+        name, _, labels = sample.partition("{")
+        wanted = {
+            key: text.strip('"') for key, _, text in (p.partition("=") for p in labels[:-1].split(",") if p)
+        }
+        return sum(
+            found.value
+            for family in self.registry.collect()
+            for found in family.samples
+            if found.name == name and wanted.items() <= found.labels.items()
+        )

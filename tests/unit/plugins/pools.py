@@ -43,18 +43,18 @@ def asked(
 def loaded(pod: str, *, tokens: int = 0, requests: int = 0, blocks: int = 0, known: bool = True) -> Candidate:
     state = ClaimState.LIVE if known else ClaimState.UNKNOWN
     row = candidate(pod, blocks=blocks, state=state)
-    return replace(row, load=InflightLoad(requests, tokens))
+    return row._replace(load=InflightLoad(requests, tokens))
 
 
 def placed(pod: str, blocks: int) -> Candidate:
     """Known by placements alone."""
     match = PrefixMatch(ClaimState.LIVE, blocks, blocks, 0, BLOCK)
-    return replace(candidate(pod, state=ClaimState.UNKNOWN), placed=match)
+    return candidate(pod, state=ClaimState.UNKNOWN)._replace(placed=match)
 
 
 def with_loras(pod: str, loras: LoraState | None) -> Candidate:
     row = candidate(pod)
-    return replace(row, metrics=replace(row.metrics, loras=loras))
+    return row._replace(metrics=replace(row.metrics, loras=loras))
 
 
 def labelled(pod: str, **labels: str) -> Candidate:
@@ -62,7 +62,7 @@ def labelled(pod: str, **labels: str) -> Candidate:
     names = {"host": "kubernetes.io/hostname"}
     full = {names.get(k, f"topology.kubernetes.io/{k}"): v for k, v in labels.items()}
     row = candidate(pod)
-    return replace(row, endpoint=replace(row.endpoint, labels=full))
+    return row._replace(endpoint=replace(row.endpoint, labels=full))
 
 
 def pods(rows: object) -> list[str]:

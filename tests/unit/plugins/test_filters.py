@@ -21,7 +21,7 @@ from tests.unit.plugins.pools import asked, loaded, pods
 
 def labelled(pod: str, **labels: str) -> Candidate:
     row = candidate(pod)
-    return replace(row, endpoint=replace(row.endpoint, labels=labels))
+    return row._replace(endpoint=replace(row.endpoint, labels=labels))
 
 
 ROWS = [labelled("a", zone="x", gpu="h100"), labelled("b", zone="y"), labelled("c")]

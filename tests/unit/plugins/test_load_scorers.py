@@ -28,7 +28,7 @@ def test_token_load_counts_what_the_request_itself_would_add() -> None:
 
 
 def test_estimated_output_counts_as_load() -> None:
-    row = replace(candidate("a"), load=InflightLoad(1, 200, 0, output_tokens=300))
+    row = candidate("a")._replace(load=InflightLoad(1, 200, 0, output_tokens=300))
     assert TokenLoadScorer("s", 1000).score(asked(tokens=0), [row]) == [0.5]
 
 
@@ -40,7 +40,7 @@ def test_load_aware_never_says_more_than_a_half() -> None:
 def test_running_requests_rank_between_least_and_most() -> None:
     rows = [candidate(p) for p in "abc"]
     rows = [
-        replace(row, metrics=replace(row.metrics, running_requests=n))
+        row._replace(metrics=replace(row.metrics, running_requests=n))
         for row, n in zip(rows, (2.0, 6.0, 10.0), strict=True)
     ]
     assert RunningRequestsScorer("s").score(asked(), rows) == [1.0, 0.5, 0.0]

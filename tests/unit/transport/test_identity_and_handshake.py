@@ -9,6 +9,7 @@ import pytest
 
 from engine_plugin import wire
 from engine_plugin.identity import COMPARED_FIELDS, PeerIdentity, format_address
+from engine_plugin.transport.control.channel import speaks_from
 from engine_plugin.transport.control.handshake import Refusal
 
 WHO = PeerIdentity("a", 0, "m", "r", 16, 4096, "bf16", "hnd", 1, "sha256", "seed-fingerprint")
@@ -46,6 +47,25 @@ def test_info_labels_are_those_of_the_wire() -> None:
 
 def test_ipv6_addresses_have_brackets() -> None:
     assert format_address(("fd00::1", 7777)) == "[fd00::1]:7777"
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "bound"),
+    [
+        ("127.0.0.2", "127.0.0.3", True),
+        ("10.0.0.1", "10.0.0.2", True),
+        ("fd00::1", "fd00::2", True),
+        ("0.0.0.0", "10.0.0.2", False),
+        ("127.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1", "fd00::2", False),
+        ("fe80::1", "fe80::2%eth0", False),
+        ("engine-0", "10.0.0.2", False),
+        ("", "10.0.0.2", False),
+    ],
+)
+def test_sessions_come_from_the_address_we_listen_on(local: str, remote: str, bound: bool) -> None:
+    assert speaks_from(local, remote) is bound
 
 
 def test_labels_are_bounded_whatever_the_peer_says() -> None:

@@ -4,8 +4,13 @@
 {{ toJson .Values.engine.kvTransferConfig }}
 {{- else -}}
 {{- $sizes := include "kvpull.sizes" . | fromYaml -}}
-{{- $peer := dict "type" "p2p" "host" "$(POD_IP)" "port" (int .Values.engine.p2pPort) -}}
-{{- $extra := dict "spec_name" "TieringOffloadingSpec" "cpu_bytes_to_use" (int64 $sizes.cpuTierBytes) "self_describing_kv_events" true "offload_prompt_only" false "secondary_tiers" (list $peer) -}}
+{{- $own := eq .Values.engine.tier "kvpull" -}}
+{{- $peer := dict "type" .Values.engine.tier "host" "$(POD_IP)" "port" (int .Values.engine.p2pPort) -}}
+{{- if $own -}}
+{{- $_ := set $peer "reports_port" (int .Values.engine.reportsPort) -}}
+{{- $_ := set $peer "peer_key_file" "/etc/kvpull/peer/peer-key" -}}
+{{- end -}}
+{{- $extra := dict "spec_name" (ternary "PullOffloadingSpec" "TieringOffloadingSpec" $own) "cpu_bytes_to_use" (int64 $sizes.cpuTierBytes) "self_describing_kv_events" true "offload_prompt_only" false "secondary_tiers" (list $peer) -}}
 {{ toJson (dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both" "kv_connector_extra_config" $extra) }}
 {{- end -}}
 {{- end -}}
@@ -82,7 +87,7 @@ volumeMounts:
 {{- $engine := .Values.engine -}}
 {{- $sizes := include "kvpull.sizes" . | fromYaml -}}
 name: engine
-image: {{ include "kvpull.image" (list $engine.image "latest") | quote }}
+image: {{ include "kvpull.image" (list $engine.image .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ $engine.image.pullPolicy }}
 command: [vllm, serve]
 args:
@@ -106,7 +111,6 @@ env:
 - {name: PYTHONHASHSEED, value: {{ $engine.hashSeed | quote }}}
 - {name: VLLM_P2P_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
-- {name: KVPULL_PEER_KEY_FILE, value: /etc/kvpull/peer/peer-key}
 - {name: HOME, value: /tmp}
 {{- with $engine.env }}
 {{- toYaml . | nindent 0 }}
@@ -116,6 +120,7 @@ ports:
 - {name: kv-events, containerPort: {{ int $engine.eventsPort }}}
 - {name: kv-replay, containerPort: {{ int $engine.replayPort }}}
 - {name: p2p, containerPort: {{ int $engine.p2pPort }}}
+- {name: pull-reports, containerPort: {{ int $engine.reportsPort }}}
 startupProbe:
   httpGet: {path: /health, port: engine-http}
   periodSeconds: 10

@@ -29,6 +29,11 @@
 {{- if $epp.certSecret }}
 - --cert-path=/etc/kvpull/tls
 {{- end }}
+- {{ printf "--objectives-group=%s" .Values.router.objectivesGroup | quote }}
+{{- if include "kvpull.several" . }}
+- --ha-mode={{ $epp.haMode }}
+- {{ printf "--ha-lease-name=%s" (include "kvpull.epp" .) | quote }}
+{{- end }}
 {{- if include "kvpull.snapshots" . }}
 - --snapshot-port={{ int .Values.snapshots.port }}
 - {{ printf "--sibling=%s.%s:%d" (include "kvpull.siblings" .) (include "kvpull.domain" .) (int .Values.snapshots.port) | quote }}
@@ -67,8 +72,13 @@ image: {{ include "kvpull.image" (list $epp.image .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ $epp.image.pullPolicy }}
 args:
 {{- include "kvpull.eppArgs" . | nindent 0 }}
-{{- with $epp.env }}
 env:
+# names this replica's Lease, and lets the cluster remove it with the pod
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_UID
+  valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+{{- with $epp.env }}
 {{- toYaml . | nindent 0 }}
 {{- end }}
 ports:

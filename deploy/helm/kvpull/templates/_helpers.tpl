@@ -69,6 +69,11 @@ labels:
 {{- if gt (int $most) 1 }}true{{ end -}}
 {{- end -}}
 
+{{/* "true" where pickers wait for each other: standbys are never ready. */}}
+{{- define "kvpull.passive" -}}
+{{- if and (include "kvpull.several" .) (eq .Values.router.epp.haMode "active-passive") }}true{{ end -}}
+{{- end -}}
+
 {{- define "kvpull.snapshots" -}}
 {{- if and .Values.snapshots.enabled (include "kvpull.several" .) }}true{{ end -}}
 {{- end -}}
@@ -151,12 +156,18 @@ vllm: {pool: true}
 {{- if gt (int $router.epp.autoscaling.minReplicas) (int $router.epp.autoscaling.maxReplicas) -}}
 {{- fail "router.epp.autoscaling.minReplicas is above maxReplicas" -}}
 {{- end -}}
+{{- if and $router.epp.autoscaling.enabled (eq $router.epp.haMode "active-passive") -}}
+{{- fail "router.epp.autoscaling: with haMode active-passive only one picker serves, more of them help nobody" -}}
+{{- end -}}
 {{- $istio := .Values.provider.istio.stripRoutingHeaders -}}
 {{- if and $istio.enabled (not $istio.gatewayLabels) -}}
 {{- fail "provider.istio.stripRoutingHeaders.gatewayLabels: give the labels of the gateway's pods" -}}
 {{- end -}}
 {{- if and .Values.calibration.enabled (not (and .Values.calibration.source .Values.calibration.destination)) -}}
 {{- fail "calibration: give source and destination, the URLs of two idle engines" -}}
+{{- end -}}
+{{- if and .Values.calibration.apply .Values.thresholds.spec -}}
+{{- fail "calibration.apply writes the ConfigMap that thresholds.spec is the content of: leave thresholds.spec empty" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.gateway) (not $router.proxy.enabled) -}}
 {{- fail "networkPolicy.gateway: say who the gateway is, or nobody can reach the pickers" -}}
