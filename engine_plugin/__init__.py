@@ -1,4 +1,4 @@
-"""The pull inside the engine: protocol, plan, NIXL transport, and (later) the vLLM adapter.
+"""The pull inside the engine: protocol, plan, NIXL transport, and the vLLM adapter.
 
 Depends on nothing else in this repository.
 """

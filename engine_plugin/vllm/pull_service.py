@@ -11,9 +11,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine_plugin.identity import Address, PeerIdentity, format_address
@@ -27,6 +26,7 @@ from engine_plugin.transport import (
     TierMemory,
     TransportStats,
 )
+from engine_plugin.vllm.finished import Answered, Finished, Moved, ServiceCounts, Usable
 from engine_plugin.vllm.request_pull import RequestPull
 from engine_plugin.vllm.supplies import Supplies
 from engine_plugin.vllm.tier_config import TierConfig
@@ -40,46 +40,6 @@ RETRY_START_S: Final = 5.0
 FIGURES_S: Final = 1.0
 SHORTEST_FETCH_S: Final = 0.1
 CLOSE_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A source has answered; `offer` None: with nothing, for `reason`."""
-
-    pull: RequestPull
-    offer: Offer | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A fetch is over: the first `blocks` of its slots are usable, `quarantined` must not be reused."""
-
-    job_id: int
-    pull: RequestPull
-    blocks: int
-    received_bytes: int
-    reason: str
-    quarantined: frozenset[int]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Usable:
-    """These slots' quarantine is over."""
-
-    slots: tuple[int, ...]
-
-
-Finished = Answered | Moved | Usable
-
-
-@dataclass(slots=True)
-class ServiceCounts:
-    """What the transport does not count itself. Written on the service's thread only."""
-
-    reports: Counter[str] = field(default_factory=Counter)  # PullFinished by reason
-    received_tokens: int = 0
 
 
 class PullService:

@@ -32,8 +32,9 @@ from engine_plugin.vllm.engine_identity import (
     port_of,
     tier_tokens,
 )
+from engine_plugin.vllm.finished import Answered, Moved, Usable
 from engine_plugin.vllm.guarded_policy import GuardedPolicy
-from engine_plugin.vllm.pull_service import Answered, Moved, PullService, Usable
+from engine_plugin.vllm.pull_service import PullService
 from engine_plugin.vllm.request_pull import Answer, RequestPull, Stage
 from engine_plugin.vllm.supplies import Supplies
 from engine_plugin.vllm.tier_config import TierConfig

@@ -120,13 +120,16 @@ async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
 def pair(
     models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PullEngine, PullEngine]]:
-    """Two engines of one pool. The first has its default patience with peers; the second has enough for any
-    machine, so that no test of what moves depends on how fast it does."""
+    """Two engines of one pool, more patient with each other than by default: no test of what moves depends on
+    how fast it does. The first asks dead and mute peers too, so its patience has an end in sight."""
     root = tmp_path_factory.mktemp("pulls")
     key_file = root / "key"
     key_file.write_bytes(KEY + b"\n")
     site = make_site(root)
-    tiers: dict[str, dict[str, object]] = {"source": {}, "consumer": {"max_extra_ttft_s": 30.0}}
+    tiers: dict[str, dict[str, object]] = {
+        "source": {"max_extra_ttft_s": 10.0},
+        "consumer": {"max_extra_ttft_s": 30.0},
+    }
     with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers) as engines:
         yield engines["source"], engines["consumer"]
 

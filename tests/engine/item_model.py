@@ -48,12 +48,12 @@ def _model_config(tokenizer: LocalTokenizer) -> dict[str, Any]:
     text = {
         "model_type": "llama",
         "vocab_size": -(-tokenizer.vocab_size // 64) * 64,
-        "hidden_size": model.HIDDEN,
-        "intermediate_size": model.INNER,
-        "num_hidden_layers": model.LAYERS,
-        "num_attention_heads": model.HEADS,
-        "num_key_value_heads": model.KV_HEADS,
-        "head_dim": model.HIDDEN // model.HEADS,
+        "hidden_size": model.TINY.hidden,
+        "intermediate_size": model.TINY.inner,
+        "num_hidden_layers": model.TINY.layers,
+        "num_attention_heads": model.TINY.heads,
+        "num_key_value_heads": model.TINY.kv_heads,
+        "head_dim": model.TINY.head,
         "max_position_embeddings": 8192,
         "pad_token_id": tokenizer.eos_id,
     }

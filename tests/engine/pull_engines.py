@@ -24,7 +24,7 @@ from tests.engine import processes
 BLOCK_TOKENS: Final = 32
 BYTES_A_TOKEN: Final = 512  # 2 layers x (K, V) x 2 heads x 32 x bfloat16, see `model`
 BLOCK_BYTES: Final = BLOCK_TOKENS * BYTES_A_TOKEN
-TIER_BYTES: Final = 48 << 20
+TIER_BYTES: Final = 16 << 20  # 1,024 blocks
 KEY: Final = b"a-pool-key-of-thirty-two-bytes-!"
 ANSWER_TOKENS: Final = 8
 WAIT_S: Final = 120.0

@@ -66,12 +66,12 @@ async def test_a_salt_does_not_leave_the_engine(source: PullEngine) -> None:
 
 
 async def test_what_is_evicted_from_the_tier_is_claimed_no_longer(source: PullEngine) -> None:
-    """The tier holds 3,072 blocks; what has come since the first prompt pushes it out."""
+    """The tier holds 1,024 blocks; what has come since the first prompt pushes it out."""
     ids = fresh(8)
     async with watching(connect(source.url), KEY) as view:
         await asyncio.to_thread(source.complete, ids)
         await asyncio.to_thread(source.complete, fresh(1))
         await view.until(lambda: view.cpu_depth(ids) == 8)
-        for _ in range(16):
+        for _ in range(6):
             await asyncio.to_thread(source.complete, fresh(200), tokens=1)
         await view.until(lambda: view.cpu_depth(ids) == 0)
