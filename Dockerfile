@@ -10,6 +10,7 @@ COPY requirements requirements
 COPY epp epp
 COPY sidecar sidecar
 COPY engine_plugin engine_plugin
+COPY simulator simulator
 RUN python -m venv /opt/kvpull \
     && /opt/kvpull/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/runtime.lock \
     && /opt/kvpull/bin/pip install --no-cache-dir --no-deps --no-build-isolation .

@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 LOCKS := requirements/runtime.lock requirements/nixl.lock requirements/kube.lock requirements/dev.lock
 COMPILED := setup.py $(wildcard epp/*/_*.pyx epp/*/_*.pxi epp/*/_*.h)
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) $(COMPILED) pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
-SOURCES := epp sidecar engine_plugin deploy tests benchmarks setup.py
+SOURCES := epp sidecar engine_plugin deploy simulator tests benchmarks setup.py
 
 # UCX listens on every interface unless told otherwise; everything local stays on loopback
 export UCX_NET_DEVICES ?= lo
 export UCX_TLS ?= tcp
 
-.PHONY: demo up test test-unit test-engine lint format lock soak bench clean
+.PHONY: demo up test test-unit test-engine lint format chart lock soak bench clean
 
 demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
 	@$(BIN)/python -m deploy.local demo
@@ -35,6 +35,10 @@ lint: $(STAMP)  ## ruff, mypy --strict, import contracts, Dockerfile
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
+
+chart: $(STAMP)  ## schema and README of the chart, status column of docs/migration.md
+	$(BIN)/python -m deploy.helm.describe
+	$(BIN)/python -m deploy.helm.migration
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

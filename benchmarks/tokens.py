@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import statistics
+import string
 import sys
 import time
 from array import array
@@ -22,6 +23,7 @@ import orjson
 import uvloop
 
 from epp.request.cut_rules import CutRules
+from epp.request.incremental import MAX_SEGMENT_TOKENS
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, TextPrompt, parse_request
 from epp.request.tokenise import LocalTokeniser
@@ -175,6 +177,24 @@ async def measure_stall(tokenizer: LocalTokenizer, texts: Texts) -> tuple[float,
     return statistics.median(busy), statistics.median(idle)
 
 
+async def measure_uncut_stall(tokenizer: LocalTokenizer) -> float:
+    """The same for texts without a place to cut (letters and digits at random): one just below what is read
+    at once, and one of 4 MiB, which is refused."""
+    rng, stalls = random.Random(8), []
+    letters = string.ascii_letters + string.digits
+    for _ in range(STALL_RUNS):
+        service = LocalTokeniser(tokenizer, budget_s=BUDGET_S)
+        sample = "".join(rng.choices(letters, k=10_000))
+        chars = int(0.95 * MAX_SEGMENT_TOKENS * len(sample) / len(tokenizer.encode(sample, False)))
+        prompts = [TextPrompt("".join(rng.choices(letters, k=size))) for size in (chars, 4 << 20)]
+        stalls.append(
+            await _longest_stall_ms(asyncio.gather(*(service.token_ids(prompt) for prompt in prompts)))
+        )
+        assert set(service.counters.outcomes) == {"encoded", "long_text"}
+        await service.aclose()
+    return statistics.median(stalls)
+
+
 async def _longest_stall_ms(work: Any) -> float:
     task = asyncio.ensure_future(work)
     longest = 0.0
@@ -220,6 +240,7 @@ async def measure() -> dict[str, float]:
     turns = await measure_turns(tokenizer, texts)
     small_ms = await measure_small(tokenizer, texts)
     busy_ms, idle_ms = await measure_stall(tokenizer, texts)
+    uncut_ms = await measure_uncut_stall(tokenizer)
     cached = await measure_rate(tokenizer, texts, turns=20)
     uncached = await measure_rate(whole, texts, turns=5)
     print(f"conversation of {turns['tokens']:.0f} tokens, CPU: whole text {turns['whole_ms']:.1f} ms,")
@@ -227,6 +248,7 @@ async def measure() -> dict[str, float]:
     print(f"  of which rendering {turns['render_ms']:.2f} ms")
     print(f"1 KB chat request, parse and tokenise: {small_ms:.3f} ms CPU")
     print(f"longest stall of the loop: {busy_ms:.2f} ms with four new 48K prompts, {idle_ms:.2f} ms idle")
+    print(f"  and {uncut_ms:.2f} ms with a text of {MAX_SEGMENT_TOKENS} tokens without a place to cut")
     print(
         f"48K conversations, a new turn each: {cached:.1f} requests/s, whole text {uncached:.1f} requests/s"
     )
@@ -234,6 +256,7 @@ async def measure() -> dict[str, float]:
         "turn10_share": round(turns["turn10_ms"] / turns["whole_ms"], 4),
         "parse_1k_cpu_ms": round(small_ms, 3),
         "longest_stall_ms": round(busy_ms - idle_ms, 2),
+        "uncut_stall_ms": round(uncut_ms - idle_ms, 2),
         "cached_vs_whole_rps": round(cached / uncached, 1),
     }
 

@@ -5,10 +5,9 @@ consumer, which dials; the *server* is the producer, which never dials back. Eac
 what the other may send, so a message out of place is a bad frame like any other.
 
     client                                server
-    Hello            ->                         identity, nonce, keyed
-                     <-  Hello                  the same, or Refused
-    Proof            ->                         only if keyed: HMAC over both hellos
-                     <-  Proof
+    TLS              <->                        each proves to hold the pool's key (`control.pool_tls`)
+    Hello            ->                         identity
+                     <-  Hello                  the same
                      <-  Accepted | Refused
     MoverInfo        ->                         where to write; again whenever the mover is replaced
     Lookup           ->  <-  Found | Declined   blocks held and leased, or why not
@@ -30,9 +29,8 @@ from engine_plugin.identity import PeerIdentity
 VERSION: Final = wire.P2P_PROTOCOL_VERSION
 MAGIC: Final = "kvpull"
 HEADER_BYTES: Final = 4
+MAX_BLOCKS: Final = 65_536  # of one look-up or move
 HANDSHAKE_BYTES: Final = 4096  # largest frame before `Accepted`
-NONCE_BYTES: Final = 32
-MAC_BYTES: Final = 32
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
@@ -40,9 +38,11 @@ Word = Annotated[int, msgspec.Meta(ge=0)]  # unsigned 64 bits: addresses, checks
 Token = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Detail = Annotated[str, msgspec.Meta(max_length=256)]
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
-Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1 << 16)]
+
+Hashes = Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_BLOCKS)]
+Slots = Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
+Words = Annotated[list[Word], msgspec.Meta(max_length=MAX_BLOCKS)]
 
 RefusalReason = Literal["auth", "identity", "protocol", "limit"]
 DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed"]
@@ -58,19 +58,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First frame of either side. `keyed` says whether the sender requires a proof."""
+    """First frame of either side."""
 
     magic: Literal["kvpull"]
     protocol: int
     identity: PeerIdentity
-    nonce: Nonce
-    keyed: bool
-
-
-class Proof(Message, frozen=True, tag="proof"):
-    """HMAC-SHA256 over the role and both hello frames (see `transport.control.handshake`)."""
-
-    mac: Mac
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -95,21 +87,24 @@ class MoverInfo(Message, frozen=True, tag="mover"):
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
-    """Which contiguous prefix of `hashes` do you hold? Wait up to `wait_ms` for an announced supply."""
+    """Which contiguous prefix of `hashes` do you hold? Wait up to `wait_ms` for an announced supply, and
+    before that up to `patience_ms` for this peer's turn."""
 
     id: Id
     kv_request_id: Annotated[str, msgspec.Meta(max_length=256)]
-    hashes: list[BlockHash]
+    hashes: Hashes
     wait_ms: Count = 0
+    patience_ms: Count = 0
 
 
 class Found(Message, frozen=True, tag="found"):
-    """A lease over the first `len(checksums)` blocks asked, for `lease_ms`."""
+    """A lease over the first `len(generations)` blocks asked, for `lease_ms`. No checksums: the server makes
+    none, and a client that wants them refuses the offer."""
 
     id: Id
     lease_id: Token
-    generations: list[Word]
-    checksums: list[Word]
+    generations: Words
+    checksums: Words
     lease_ms: Count
 
 
@@ -122,14 +117,16 @@ class Declined(Message, frozen=True, tag="declined"):
 
 
 class Move(Message, frozen=True, tag="move"):
-    """Write the lease's first `len(slots)` blocks into these slots of mover `epoch`; single use."""
+    """Write the lease's first `len(slots)` blocks into these slots of mover `epoch`; single use. It may wait
+    up to `patience_ms` for this peer's turn, and then answers with `Progress` of no chunk."""
 
     id: Id
     tag: Token
     lease_id: Token
     epoch: Id
-    slots: list[Count]
-    generations: list[Word]
+    slots: Slots
+    generations: Words
+    patience_ms: Count = 0
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -169,8 +166,8 @@ class Pong(Message, frozen=True, tag="pong"):
     """Yes."""
 
 
-ClientMessage = Hello | Proof | MoverInfo | Lookup | Move | Cancel | Release | Ping
-ServerMessage = Hello | Proof | Accepted | Refused | Found | Declined | Progress | Ended | Pong
+ClientMessage = Hello | MoverInfo | Lookup | Move | Cancel | Release | Ping
+ServerMessage = Hello | Accepted | Refused | Found | Declined | Progress | Ended | Pong
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

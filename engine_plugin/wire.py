@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 # --- peer-to-peer control channel ---------------------------------------------------------------
-P2P_PROTOCOL_VERSION: Final = 1  # also the `protocol` label of kvpull_engine_info
+P2P_PROTOCOL_VERSION: Final = 2  # also the `protocol` label of kvpull_engine_info
 
 # --- request body -----------------------------------------------------------------------------
 KV_TRANSFER_PARAMS: Final = "kv_transfer_params"

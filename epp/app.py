@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -32,26 +33,36 @@ from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
 from epp.extproc.conformance import ConformanceHandler
 from epp.extproc.server import ExtProcServer
+from epp.flow.admission import Admission
+from epp.flow.choice import build_admission
+from epp.flow.controller import FlowController
 from epp.kvevents.packed_codec import choose_decoder
+from epp.leases.choice import HighAvailability
 from epp.membership import Membership
+from epp.reload import ConfigReload
 from epp.replicas import Replicas
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
+from epp.request_terms import RequestTerms
 from epp.settings import (
     check_ready_fd,
+    ha_mode,
     ledger_file,
     metrics_page,
     replica_settings,
     server_settings,
     span_exporter,
 )
+from epp.telemetry.config_reload import ConfigCollector
+from epp.telemetry.flow_metrics import FlowCollector, FlowMetrics
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
+from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
 from epp.telemetry.scrapes import ScrapeCollector
 from epp.telemetry.snapshots import SnapshotCollector
@@ -121,7 +132,10 @@ class _App:
         log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
         self._picker = EndpointPicker(
             replace(
-                config.settings, metrics_staleness_s=staleness_s, pull_deadline_s=arguments.pull_deadline
+                config.settings,
+                metrics_staleness_s=staleness_s,
+                pull_deadline_s=arguments.pull_deadline,
+                approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
             ),
             CacheView(
                 choice.make(seed),
@@ -148,23 +162,41 @@ class _App:
             self._picker, self._pull_metrics, self._registry, ledger_file(arguments)
         )
         self._tokeniser = self._build_tokeniser(config)
+        self._admission = self._build_admission(config)
+        self._membership.on_room = self._admission.wake
         self._exporter = span_exporter(arguments)
         self._director = Director(
             self._picker,
             self._tokeniser,
             PickerMetrics(self._registry),
             routing_key=key_files.routing_key(arguments.routing_key_file),
+            admission=self._admission,
+            terms=RequestTerms(self._inputs.objectives),
             tracer=None if self._exporter is None else self._exporter.tracer(),
         )
+        self._reload = ConfigReload(
+            arguments.config_file, config, lambda new: self._picker.apply(new.settings)
+        )
+        self._ha = HighAvailability(
+            ha_mode(arguments),
+            arguments.ha_lease_name,
+            self._picker.sources.set_share,
+            namespace=arguments.pool_namespace,
+        )
+        self._leaving: asyncio.Task[None] | None = None
         conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
         self._server = ExtProcServer(
-            conforming, ready=self._inputs.ready, settings=server_settings(arguments)
+            conforming,
+            ready=lambda: self._inputs.ready() and self._ha.ready(),
+            settings=server_settings(arguments),
         )
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
-        self._registry.register(WatchCollector(lambda: self._inputs.watches, time.monotonic))
+        self._registry.register(
+            WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
+        )
         self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
@@ -174,8 +206,27 @@ class _App:
         implementation.labels(choice.implementation).set(1)
         self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
+        self._registry.register(ReplicaCollector(lambda: self._ha.facts))
+        self._registry.register(ConfigCollector(self._config_facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
+
+    def _build_admission(self, config: EppConfig) -> Admission:
+        """Made once; the detector and the limits of a reloaded configuration need a restart."""
+        pool = self._arguments.pool_name or ""
+        asked, picker = config.admission, self._picker
+        waits = FlowMetrics(self._registry, pool)
+
+        def saturation(now_s: float, unbooked: int) -> float | None:
+            assert asked is not None
+            level = picker.saturation(asked.detector, now_s, unbooked)
+            return None if level is None else level / asked.usage_limit
+
+        admission = build_admission(
+            asked.flow if asked else None, saturation if asked else None, time.monotonic, waits.waited
+        )
+        self._registry.register(FlowCollector(admission, pool))
+        return admission
 
     def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
         arguments, picker = self._arguments, self._picker
@@ -196,6 +247,16 @@ class _App:
     def _threshold_state(self) -> ThresholdState:
         return self._inputs.thresholds.state
 
+    def _config_facts(self) -> tuple[int, bool]:
+        state = self._reload.state
+        return state.generation, state.rejected is not None
+
+    def _config_json(self) -> dict[str, Any]:
+        """The configuration in force, as `kvpull config explain --json` has it."""
+        state = self._reload.state
+        body = state.config.explanation.as_json() if state.config.explanation else {}
+        return {"generation": state.generation, "rejected": state.rejected, **body}
+
     def _open_streams(self) -> dict[str, int]:
         stats = self._server.stats
         return {"streams": stats.streams_open, "deciding": stats.deciding, "decisions": stats.decisions_open}
@@ -204,8 +265,9 @@ class _App:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._server.request_stop)
+            loop.add_signal_handler(number, self._request_stop)
         await self._inputs.open()
+        await self._ha.open()
         web_runner = await self._start_debug()
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
@@ -217,14 +279,26 @@ class _App:
             await asyncio.gather(*background, return_exceptions=True)
             expiry.cancel()
             await self._ledger.aclose()
+            if self._leaving is not None:
+                await self._leaving
+            await self._ha.close()
             await self._inputs.close()
             await web_runner.cleanup()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
         log.info("stopped")
 
+    def _request_stop(self) -> None:
+        """Drain; where another replica waits to lead, let it."""
+        self._server.request_stop()
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._ha.on_drain())
+
     def _background(self) -> list[Awaitable[None]]:
-        running = [*self._membership.running(), self._inputs.run(), self._ledger.run()]
+        own = (self._inputs, self._ledger, self._ha, self._reload)
+        running = [*self._membership.running(), *(part.run() for part in own)]
+        if isinstance(self._admission, FlowController):
+            running.append(self._admission.run())
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
         if self._exporter is not None:
@@ -260,6 +334,7 @@ class _App:
             key_files.debug_token(arguments.debug_token_file),
             token_ids=self._director.token_ids,
             ports=self._membership.event_ports,
+            config=self._config_json,
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

@@ -10,18 +10,10 @@ from pathlib import Path
 
 from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
+from sidecar.durations import duration_flag_s
+from simulator.commands import add_arguments as add_simulate_arguments
 
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,316}")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-
-
-def duration_s(text: str) -> float:
-    """Seconds from `50ms`, `2s`, `1m` or a plain number."""
-    match = _DURATION.match(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a duration such as 50ms, 2s or 1m")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def port(text: str) -> int:
@@ -88,6 +80,13 @@ def file_count(text: str) -> int:
     return int(text)
 
 
+def lease_name(text: str) -> str:
+    """A name of a Lease, with room for a pod's behind it."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a Lease (a-z, 0-9, -, at most 63)")
+    return text
+
+
 def boolean(text: str) -> bool:
     """true or false, as Go flags are written (case S-G07: false must mean false)."""
     if text.lower() not in ("true", "false"):
@@ -102,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _add_epp(commands.add_parser("epp", help="run the Endpoint Picker (Envoy ext-proc)"))
     add_commands(commands)
+    add_simulate_arguments(
+        commands.add_parser("simulate", help="would pulls pay: a configuration, a trace, modelled engines")
+    )
     return top
 
 
@@ -113,7 +115,7 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     )
     epp.add_argument(
         "--tokenizer-budget",
-        type=duration_s,
+        type=duration_flag_s,
         default=2.0,
         metavar="DURATION",
         help="longest a request waits for its tokens; then it is routed by load",
@@ -131,18 +133,19 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
     )
     _add_snapshots(epp)
+    _add_replicas(epp)
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
-    epp.add_argument("--refresh-metrics-interval", type=duration_s, default=0.05, metavar="DURATION")
+    epp.add_argument("--refresh-metrics-interval", type=duration_flag_s, default=0.05, metavar="DURATION")
     epp.add_argument("--model-server-metrics-path", default="/metrics", metavar="PATH", help="of engines")
     epp.add_argument("--model-server-metrics-scheme", choices=("http", "https"), default="http")
     epp.add_argument(
         "--model-server-metrics-https-insecure-skip-verify", type=boolean, default=False, metavar="BOOL"
     )
-    epp.add_argument("--metrics-staleness-threshold", type=duration_s, default=2.0, metavar="DURATION")
+    epp.add_argument("--metrics-staleness-threshold", type=duration_flag_s, default=2.0, metavar="DURATION")
     epp.add_argument(
         "--pull-deadline",
-        type=duration_s,
+        type=duration_flag_s,
         default=10.0,
         metavar="DURATION",
         help="longest that an engine lets a pull take; without a word of it a pull counts as "
@@ -155,9 +158,13 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument(
         "--ledger-keep", type=file_count, default=4, metavar="FILES", help="ledger files, rotated by size"
     )
-    epp.add_argument("--drain-timeout", type=duration_s, default=30.0, metavar="DURATION")
+    epp.add_argument("--drain-timeout", type=duration_flag_s, default=30.0, metavar="DURATION")
     epp.add_argument(
-        "--lame-duck", type=duration_s, default=5.0, metavar="DURATION", help="unready but still accepting"
+        "--lame-duck",
+        type=duration_flag_s,
+        default=5.0,
+        metavar="DURATION",
+        help="unready but still accepting",
     )
     epp.add_argument(
         "--conformance-headers",
@@ -174,7 +181,15 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         help="send spans by OTLP over HTTP, as the OTEL_* environment variables say",
     )
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
-    epp.add_argument("--allow-experimental-plugins", action="store_true", help="accepted; not required")
+    epp.add_argument(
+        "--allow-experimental-plugins",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="accepted; not required",
+    )
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
     epp.set_defaults(run=_serve)
@@ -189,6 +204,11 @@ def _add_inputs(epp: argparse.ArgumentParser) -> None:
         "--pool-name", help="InferencePool whose pods are the endpoints (unless a file gives them)"
     )
     epp.add_argument("--pool-namespace", help="of the pool and of what belongs to it; absent: the pod's own")
+    epp.add_argument(
+        "--objectives-group",
+        default="llm-d.ai",
+        help="API group of InferenceObjective and InferenceModelRewrite; empty: neither is watched",
+    )
     epp.add_argument("--pool-group", default="inference.networking.k8s.io", help="API group of the pool")
     epp.add_argument(
         "--endpoint-selector",
@@ -216,6 +236,25 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(arguments)
 
 
+def _add_replicas(epp: argparse.ArgumentParser) -> None:
+    """Several replicas: what they agree on by Leases (POD_NAME names this one)."""
+    epp.add_argument(
+        "--ha-mode",
+        choices=["none", "active-active", "active-passive"],
+        help="of several replicas: all serve and share the pull limits, or one does and the others wait",
+    )
+    epp.add_argument(
+        "--ha-enable-leader-election",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="the same as --ha-mode active-passive",
+    )
+    epp.add_argument("--ha-lease-name", type=lease_name, default="kvpull-epp", metavar="NAME")
+
+
 def _add_snapshots(epp: argparse.ArgumentParser) -> None:
     """Index snapshots between replicas: off unless asked for."""
     epp.add_argument(
@@ -237,7 +276,7 @@ def _add_snapshots(epp: argparse.ArgumentParser) -> None:
     )
     epp.add_argument(
         "--snapshot-timeout",
-        type=duration_s,
+        type=duration_flag_s,
         default=10.0,
         metavar="DURATION",
         help="longest the start waits for a snapshot",

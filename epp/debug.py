@@ -43,11 +43,12 @@ def build_debug_app(
     *,
     token_ids: TokenIds | None = None,
     ports: Callable[[EndpointId], Json] = lambda _: {},
+    config: Callable[[], Json] | None = None,
 ) -> web.Application:
     """The aiohttp application. Without a token the debug routes do not exist.
 
     `token_ids` tokenises a body sent to a path, as a request would be; `ports` says where this picker
-    looks for an endpoint's events.
+    looks for an endpoint's events; `config` is the configuration in force.
     """
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -73,9 +74,6 @@ def build_debug_app(
         ]
         return web.json_response(rows)
 
-    async def thresholds(_request: web.Request) -> web.Response:
-        return web.json_response(_threshold_json(picker, threshold_state()))
-
     async def tokens(request: web.Request) -> web.Response:
         assert token_ids is not None
         try:
@@ -92,10 +90,21 @@ def build_debug_app(
     if token is not None:
         app.router.add_get("/debug/kvpull/decisions/{id}", decision)
         app.router.add_get("/debug/kvpull/endpoints", endpoints)
-        app.router.add_get("/debug/kvpull/thresholds", thresholds)
+        app.router.add_get(
+            "/debug/kvpull/thresholds", _answering(lambda: _threshold_json(picker, threshold_state()))
+        )
+        if config is not None:
+            app.router.add_get("/debug/kvpull/config", _answering(config))
         if token_ids is not None:
             app.router.add_post("/debug/kvpull/tokens", tokens)
     return app
+
+
+def _answering(read: Callable[[], Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response(read())
+
+    return answer
 
 
 def _authorised(token: str | None) -> Any:

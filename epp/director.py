@@ -1,8 +1,8 @@
 """One straight path for a request: parse -> tokenise -> schedule -> headers. No policy in here.
 
-Awaits the tokenizer and the reading of long or compressed bodies only (a short prompt is tokenised on the
-spot: a thread costs more); everything else is one atomic step on the loop, so a decision sees one state
-of the pool and books its load in the same breath.
+Awaits room in the pool (flow control), the tokenizer and the reading of long or compressed bodies only (a
+short prompt is tokenised on the spot: a thread costs more); everything else is one atomic step on the loop,
+so a decision sees one state of the pool and books its load in the same breath.
 """
 
 from __future__ import annotations
@@ -11,52 +11,30 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from epp.core.endpoint_picker import EndpointPicker, in_subset
 from epp.core.errors import NotCached, PickerError
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
-from epp.extproc.wishes import Wishes, read_wishes
+from epp.extproc.wishes import read_wishes
+from epp.flow.admission import Admission, Open
 from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
+from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
+from epp.request_steps import Asked, Counted, InFlight, log_decision
+from epp.request_terms import RequestTerms
+from epp.routing_headers import absent_headers, destination_of, routing_headers
 from epp.telemetry.metrics import PickerMetrics
-from epp.telemetry.request_metrics import RequestNames, RequestSeries
+from epp.telemetry.request_metrics import RequestNames
 from epp.telemetry.request_trace import RequestTrace
-from sidecar import wire as sidecar_wire
-from sidecar.routing_auth import RoutingClaims, sign_routing
 from sidecar.tracing.spans import TRACEPARENT, Tracer
 
 log = logging.getLogger(__name__)
 
 _READ_HEADERS = ("content-type", "content-encoding")
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """What `first_token` and `finished` need to know of a decision."""
-
-    decision_id: str
-    decided_at_s: float
-    names: RequestNames
-    series: RequestSeries
-    trace: RequestTrace | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request on its way through the director. `headers`: those that say how to read the body."""
-
-    head: RequestHead
-    body: bytes
-    headers: Mapping[str, str]
-    wishes: Wishes
-    started_s: float
-    trace: RequestTrace | None
-    new_body: bytes | None = None
-    rename_model: tuple[str, str] | None = None
 
 
 class Director:
@@ -70,6 +48,8 @@ class Director:
         *,
         routing_key: bytes | None = None,
         tracer: Tracer | None = None,
+        admission: Admission | None = None,
+        terms: RequestTerms | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,69 +60,108 @@ class Director:
         self._routing_key = routing_key
         self._tracer = tracer
         metrics.attempts.pool = lambda: picker.endpoints
+        self._admission = admission or Open()
+        self._terms = terms or RequestTerms()
         self._clock = clock
         self._unix_clock = unix_clock
         self._warned = False
 
     def decide(self, head: RequestHead, body: bytes | None) -> Routing | Awaitable[Routing]:
-        """Route one request: at once, unless a long body has to be read or tokenised in a thread.
+        """Route one request: at once, unless a long body has to be read or tokenised in a thread, or it has
+        to wait for room.
 
         Raises:
             PickerError: with the status and reason the client is to see.
         """
         trace = None if self._tracer is None else RequestTrace(self._tracer, head.headers)
         wishes = read_wishes(head.headers)
-        asked = _Asked(head, body or b"", _read_headers(head), wishes, self._clock(), trace)
-        if asked.wishes.model is not None or blocks_for_long(asked.body, asked.headers):
+        asked = Asked(head, body or b"", _read_headers(head), wishes, self._clock(), trace)
+        if wishes.model is not None or blocks_for_long(asked.body, asked.headers):
             return self._decide_long(asked)
         parsed = self._understood(asked)
-        prompt = parsed.prompt
-        if prompt is None or self._tokeniser is None:
-            return self._route(asked, parsed, None)
-        plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
-        if plain and self._tokeniser.answers_at_once(prompt, parsed.size_bytes):
-            return self._route(asked, parsed, self._tokeniser.token_ids_at_once(prompt))
-        return self._decide_tokens(asked, parsed)
+        if self._terms.other_model(wishes, parsed.model, head.request_id) is not None:
+            return self._decide_long(asked)
+        counted = self._count(asked, parsed)
+        if not self._is_quick(asked, parsed) or not self._enters_at_once(counted):
+            return self._decide_tokens(counted)
+        token_ids = None
+        if parsed.prompt is not None and self._tokeniser is not None:
+            token_ids = self._tokeniser.token_ids_at_once(parsed.prompt)
+        return self._route(counted, token_ids)
 
-    async def _decide_long(self, asked: _Asked) -> Routing:
+    def _is_quick(self, asked: Asked, parsed: ParsedRequest) -> bool:
+        """Its tokens are known in less time than a thread needs to start; or it has none."""
+        if parsed.prompt is None or self._tokeniser is None:
+            return True
+        plain = "content-encoding" not in asked.headers  # else a few bytes may be a long text
+        return plain and self._tokeniser.answers_at_once(parsed.prompt, parsed.size_bytes)
+
+    def _enters_at_once(self, counted: Counted) -> bool:
         try:
-            parsed, asked = await asyncio.to_thread(_read, asked)
+            return self._admission.enters_at_once(counted.asking)
+        except PickerError as error:
+            self._refused(counted, error)
+            raise
+
+    async def _decide_long(self, asked: Asked) -> Routing:
+        try:
+            parsed, asked = await asyncio.to_thread(self._read, asked)
         except PickerError as error:
             self._unread(asked, error)
             raise
-        return await self._decide_tokens(asked, parsed)
+        return await self._decide_tokens(self._count(asked, parsed))
 
-    async def _decide_tokens(self, asked: _Asked, parsed: ParsedRequest) -> Routing:
-        token_ids = None
+    async def _decide_tokens(self, counted: Counted) -> Routing:
+        """Wait for room and for the tokens. Who is refused is refused before the tokens cost anything."""
+        prompt, room = counted.parsed.prompt, self._admission.admitted(counted.asking)
         try:
-            if parsed.prompt is not None and self._tokeniser is not None:
-                token_ids = await self._tokeniser.token_ids(parsed.prompt)
-        except asyncio.CancelledError:
-            if asked.trace is not None:
-                asked.trace.failed("client_gone")
+            await room.__aenter__()
+        except PickerError as error:
+            self._refused(counted, error)
             raise
-        return self._route(asked, parsed, token_ids)
+        except asyncio.CancelledError:
+            self._gone(counted)
+            raise
+        try:
+            token_ids = None
+            if prompt is not None and self._tokeniser is not None:
+                token_ids = await self._tokeniser.token_ids(prompt)
+            return self._route(counted, token_ids)
+        except asyncio.CancelledError:
+            self._gone(counted)
+            raise
+        finally:
+            await room.__aexit__(None, None, None)
 
-    def _understood(self, asked: _Asked) -> ParsedRequest:
+    def _understood(self, asked: Asked) -> ParsedRequest:
         try:
             return parse_request(asked.body, asked.head.path, asked.headers)
         except PickerError as error:
             self._unread(asked, error)
             raise
 
-    def _unread(self, asked: _Asked, error: PickerError) -> None:
+    def _unread(self, asked: Asked, error: PickerError) -> None:
         self._metrics.request.unread(error.reason)
         if asked.trace is not None:
             asked.trace.failed(error.reason)
 
-    def _route(self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> Routing:
+    def _refused(self, counted: Counted, error: PickerError) -> None:
+        self._metrics.request.refused(counted.series, error.reason)
+        if counted.asked.trace is not None:
+            counted.asked.trace.failed(error.reason)
+
+    def _gone(self, counted: Counted) -> None:
+        if counted.asked.trace is not None:
+            counted.asked.trace.failed("client_gone")
+
+    def _route(self, counted: Counted, token_ids: Sequence[int] | None) -> Routing:
         """Schedule and book in one breath."""
-        names, series = self._count(asked, parsed, token_ids)
-        trace = asked.trace
+        asked, parsed, trace = counted.asked, counted.parsed, counted.asked.trace
+        self._count_tokens(parsed, token_ids)
         if trace is not None:
             trace.tokenised(None if token_ids is None else len(token_ids))
         request = self._scheduling_request(asked.head, parsed, token_ids)
-        target = self._metrics.request.label(names.target)
+        target = self._metrics.request.label(counted.names.target)
         try:
             if asked.wishes.if_available:
                 request = replace(request, subset=self._holders(request))
@@ -150,21 +169,26 @@ class Director:
             decision = self._picker.schedule(request, started_s, str(uuid.uuid4()))
         except PickerError as error:
             self._metrics.attempts.failed(target)
-            self._metrics.request.refused(series, error.reason)
-            if trace is not None:
-                trace.failed(error.reason)
+            self._refused(counted, error)
             raise
         ended_s = self._clock()
         self._metrics.decided(decision, ended_s - started_s)
         self._metrics.attempts.chosen(decision.destination, target)
         self._metrics.processing_s.observe(ended_s - asked.started_s)
-        self._metrics.request.started(series)
+        self._metrics.request.started(counted.series)
         if trace is not None:
             trace.decided(decision)
-        _log_decision(decision, request)
-        return self._routing(
-            decision, asked, _InFlight(decision.decision_id, started_s, names, series, trace)
+        log_decision(decision, request)
+        token = InFlight(
+            decision.decision_id,
+            started_s,
+            counted.asking,
+            request.prompt_tokens,
+            counted.names,
+            counted.series,
+            trace,
         )
+        return self._routing(decision, asked, token)
 
     def _holders(self, request: SchedulingRequest) -> frozenset[str]:
         """Addresses of the endpoints whose cache has every whole block of the prompt.
@@ -193,48 +217,57 @@ class Director:
         return await self._tokeniser.token_ids(parsed.prompt)
 
     def first_token(self, token: object) -> None:
-        assert isinstance(token, _InFlight)
+        assert isinstance(token, InFlight)
         self._picker.first_token(token.decision_id)
+        self._admission.wake()
 
     def finished(self, token: object, outcome: Outcome) -> None:
-        assert isinstance(token, _InFlight)
+        assert isinstance(token, InFlight)
         self._picker.release(token.decision_id, outcome)
+        self._admission.note_served(token.asking, token.prompt_tokens + (outcome.completion_tokens or 0))
+        self._admission.wake()
         if token.trace is not None:
             token.trace.ended(outcome)
         self._metrics.request.ended(token.series, token.names, outcome, self._clock() - token.decided_at_s)
 
-    def _count(
-        self, asked: _Asked, parsed: ParsedRequest, token_ids: Sequence[int] | None
-    ) -> tuple[RequestNames, RequestSeries]:
+    def _count(self, asked: Asked, parsed: ParsedRequest) -> Counted:
+        asking = self._terms.asking(asked.wishes, parsed.size_bytes)
         models = self._picker.models
         is_base = models.is_base(parsed.model)
         if not is_base and not models.any_known:
             self._warn_no_base_model()
+        named = parsed.model if asked.rename_model is None else asked.rename_model[1]
+        names = RequestNames(named, parsed.model, asking.flow, asking.priority)
+        series = self._metrics.request.asked(names, parsed.size_bytes, is_base=is_base)
+        if asked.rename_model is not None:
+            label = self._metrics.request.label
+            self._metrics.rewrites.labels(asked.renamed_by, label(names.model), label(names.target)).inc()
+        return Counted(asked, parsed, asking, names, series)
+
+    def _count_tokens(self, parsed: ParsedRequest, token_ids: Sequence[int] | None) -> None:
         if token_ids is None:
             reason = "no_tokenizer" if self._tokeniser is None else "tokenizer"
             if parsed.prompt is None:
                 reason = parsed.no_prompt or "no_prompt"
             self._metrics.untokenised.labels(reason).inc()
-        named = parsed.model if asked.rename_model is None else asked.rename_model[1]
-        names = RequestNames(named, parsed.model, asked.wishes.fairness_id)
-        series = self._metrics.request.asked(names, parsed.size_bytes, is_base=is_base)
-        if asked.rename_model is not None:
-            label = self._metrics.request.label
-            self._metrics.rewrites.labels("header", label(names.model), label(names.target)).inc()
-        return names, series
 
     def _scheduling_request(
         self, head: RequestHead, parsed: ParsedRequest, token_ids: Sequence[int] | None
     ) -> SchedulingRequest:
-        models = self._picker.models
+        headers = {name: ",".join(head.headers.all(name)) for name in self._picker.header_names}
+        pieces = None
+        if token_ids is None and parsed.prompt is not None and self._picker.reads_placements:
+            pieces = prompt_pieces(parsed.prompt)
         return SchedulingRequest(
             request_id=head.request_id,
             model=parsed.model,
             token_ids=token_ids,
-            lora_name=models.lora_name(parsed.model),
+            lora_name=self._picker.models.lora_name(parsed.model),
             cache_salt=parsed.cache_salt,
             size_bytes=parsed.size_bytes,
             subset=head.subset,
+            pieces=pieces,
+            headers={name: value for name, value in headers.items() if value},
         )
 
     def _warn_no_base_model(self) -> None:
@@ -245,70 +278,37 @@ class Director:
                 "a model match nothing; if this lasts, set servedModelNames of the token-producer"
             )
 
-    def _routing(self, decision: SchedulingDecision, asked: _Asked, token: _InFlight) -> Routing:
-        """Every routing header is either ours or gone, whatever the client sent."""
-        destination = ",".join(e.address for e in (decision.destination, *decision.fallbacks))
-        headers = {
-            sidecar_wire.REQUEST_ID: decision.request_id,
-            sidecar_wire.DECISION_ID: decision.decision_id,
-        }
+    def _routing(self, decision: SchedulingDecision, asked: Asked, token: InFlight) -> Routing:
+        headers = routing_headers(decision, self._routing_key, self._unix_clock())
+        removed = absent_headers(headers)
         if asked.trace is not None:
             headers[TRACEPARENT] = asked.trace.context.traceparent
-        if decision.prefill is not None:
-            headers[sidecar_wire.PREFILLER_HOST_PORT] = decision.prefill.address
-        if decision.kv_source is not None:
-            headers[sidecar_wire.KV_CACHE_SOURCE_HOST_PORT] = decision.kv_source.address
-        if self._routing_key is not None:
-            claims = RoutingClaims(
-                decision.request_id,
-                destination,
-                headers.get(sidecar_wire.PREFILLER_HOST_PORT, ""),
-                headers.get(sidecar_wire.KV_CACHE_SOURCE_HOST_PORT, ""),
-            )
-            headers[sidecar_wire.ROUTING_AUTH] = sign_routing(
-                self._routing_key, claims, now_s=self._unix_clock()
-            )
-        removed = [name for name in sidecar_wire.ROUTING_HEADERS if name not in headers]
         if asked.rename_model is not None:
             removed.append("accept-encoding")  # a name cannot be put back into a compressed answer
         return Routing(
-            destination=destination,
+            destination=destination_of(decision),
             set_headers=headers,
             remove_headers=removed,
+            response_headers=dict(decision.response_headers),
             body=asked.new_body,
             token=token,
             rename_model=asked.rename_model,
         )
 
-
-def _read(asked: _Asked) -> tuple[ParsedRequest, _Asked]:
-    """Parse, and exchange the model's name where that is wished. Blocks. Raises `BadRequest`."""
-    parsed = parse_request(asked.body, asked.head.path, asked.headers)
-    wanted = asked.wishes.model
-    if wanted is None or not parsed.model or wanted == parsed.model or "content-encoding" in asked.headers:
-        return parsed, asked
-    body = rewrite_model(asked.body, wanted)
-    if body is None:
-        return parsed, asked
-    return replace(parsed, model=wanted), replace(asked, new_body=body, rename_model=(wanted, parsed.model))
+    def _read(self, asked: Asked) -> tuple[ParsedRequest, Asked]:
+        """Parse, and exchange the model's name where that is wanted. Blocks. Raises `BadRequest`."""
+        parsed = parse_request(asked.body, asked.head.path, asked.headers)
+        other = self._terms.other_model(asked.wishes, parsed.model, asked.head.request_id)
+        if other is None or "content-encoding" in asked.headers:
+            return parsed, asked
+        body = rewrite_model(asked.body, other.name)
+        if body is None:
+            return parsed, asked
+        renamed = replace(
+            asked, new_body=body, rename_model=(other.name, parsed.model), renamed_by=other.because_of
+        )
+        return replace(parsed, model=other.name), renamed
 
 
 def _read_headers(head: RequestHead) -> dict[str, str]:
     return {name: ",".join(head.headers.all(name)) for name in _READ_HEADERS if name in head.headers}
-
-
-def _log_decision(decision: SchedulingDecision, request: SchedulingRequest) -> None:
-    """The one INFO line of a request: ids, addresses and counts."""
-    source = decision.choice.source
-    log.info(
-        "request %s decision %s: %d tokens to %s%s, cached there %d, source %s (%s%s)",
-        decision.request_id,
-        decision.decision_id,
-        request.prompt_tokens,
-        decision.destination.id,
-        f", prefill on {decision.prefill.id}" if decision.prefill else "",
-        decision.computing_cached_tokens,
-        source.endpoint.id if source else "none",
-        decision.choice.reason.value,
-        f", gain {source.gain_tokens}" if source else "",
-    )

@@ -25,6 +25,7 @@ from epp.core.errors import ConfigError
 from epp.core.thresholds import PullThresholds
 from epp.endpoints.file_source import FileSource
 from epp.endpoints.pool_source import PoolSource
+from epp.objectives.watch import ObjectiveWatch
 from epp.thresholds.choice import ThresholdChoice
 from epp.thresholds.config_maps import ConfigMapThresholds
 from epp.thresholds.directory_source import DirectoryThresholds
@@ -67,11 +68,13 @@ class Inputs:
     pool: PoolSource | None = None
     config_maps: ConfigMapThresholds | None = None
     events: RefusalEvents | None = None
+    objectives: ObjectiveWatch | None = None
 
     @property
     def watches(self) -> tuple[WatchStatus, ...]:
         """Every watch at the API server."""
-        return tuple(status for part in (self.pool, self.config_maps) if part for status in part.statuses)
+        parts = (self.pool, self.config_maps, self.objectives)
+        return tuple(status for part in parts if part for status in part.statuses)
 
     def ready(self) -> bool:
         """Endpoints have been told, and the thresholds are those of now or known to be out of reach."""
@@ -94,8 +97,9 @@ class Inputs:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.endpoints.run())
             group.create_task(self.thresholds.run())
-            if self.events is not None:
-                group.create_task(self.events.run())
+            for part in (self.events, self.objectives):
+                if part is not None:
+                    group.create_task(part.run())
 
     async def close(self) -> None:
         if self.access is not None:
@@ -128,7 +132,7 @@ def build_inputs(
     choice.connect(directory, config_maps)
     if path is None and access is not None:
         pool = _pool_source(arguments, access, callbacks)
-        return Inputs(pool, choice, access, pool, config_maps, events)
+        return Inputs(pool, choice, access, pool, config_maps, events, _objectives(arguments, access))
     if in_cluster:
         log.warning("endpoints come from %s: the pool and the selector are not watched", path)
     file = FileSource(
@@ -156,6 +160,14 @@ def _pool_source(
         spec=spec,
         group=arguments.pool_group,
     )
+
+
+def _objectives(arguments: argparse.Namespace, access: KubeAccess) -> ObjectiveWatch | None:
+    """They name their pool, so there are none for a bare selector."""
+    if not arguments.pool_name or not arguments.objectives_group:
+        return None
+    namespace = arguments.pool_namespace or access.namespace
+    return ObjectiveWatch(access, namespace, arguments.pool_name, group=arguments.objectives_group)
 
 
 def _config_maps(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
-from epp.core.types import PullReport
+from epp.core.types import EndpointMetrics, PullReport
 from epp.endpoints.file_source import endpoint_of, scrape_target_of
 from epp.endpoints.metrics_parser import MetricsPage
 from epp.endpoints.scraper import MetricsPageSettings, MetricsScraper
@@ -50,9 +50,10 @@ class Membership:
         self._replicas = replicas
         self._pull_metrics = pull_metrics
         self.refusals = PeerRefusals()
+        self.on_room: Callable[[], None] = lambda: None  # metrics or endpoints have come
         self._page = page
         self.scraper = MetricsScraper(
-            on_metrics=picker.update_metrics,
+            on_metrics=self._on_metrics,
             on_page=self._on_page,
             clock=time.monotonic,
             rng=random.Random(),
@@ -66,6 +67,10 @@ class Membership:
         return [self.scraper.run(), self.events.run(), self._reports.run()]
 
     # --- what engines say -------------------------------------------------------------------------
+    def _on_metrics(self, endpoint: EndpointId, metrics: EndpointMetrics) -> None:
+        self._picker.update_metrics(endpoint, metrics)
+        self.on_room()
+
     def _on_page(self, endpoint: EndpointId, page: MetricsPage) -> None:
         self.refusals.update(endpoint, page.peer_refused)
         self._picker.update_refusals(endpoint, page.peer_refused, time.monotonic())
@@ -88,6 +93,7 @@ class Membership:
         self.events.add_endpoint(row.id, source)
         self._reports.upsert(row.id, row.host)
         self.scraper.upsert(scrape_target_of(row, self._page))
+        self.on_room()
         log.info("endpoint %s at %s%s", row.id, row.serving, " is draining" if draining else "")
 
     def remove(self, endpoint: EndpointId) -> None:

@@ -13,6 +13,7 @@ from epp.core.errors import ConfigError
 from epp.endpoints.scraper import MetricsPageSettings
 from epp.extproc.server import ServerSettings
 from epp.extproc.service import Limits
+from epp.leases.choice import HaMode
 from epp.replicas import ReplicaSettings
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
@@ -68,6 +69,16 @@ def replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:
             total_s=arguments.snapshot_timeout, limits=ReadLimits(arguments.snapshot_max_bytes)
         ),
     )
+
+
+def ha_mode(arguments: argparse.Namespace) -> HaMode:
+    """How replicas work together. Raises ConfigError: two answers, or a name that is none."""
+    given = None if arguments.ha_mode is None else HaMode(arguments.ha_mode)
+    if arguments.ha_enable_leader_election and given not in (None, HaMode.ACTIVE_PASSIVE):
+        raise ConfigError(f"--ha-enable-leader-election means active-passive, --ha-mode says {given.value}")
+    if arguments.ha_enable_leader_election:
+        return HaMode.ACTIVE_PASSIVE
+    return given or HaMode.NONE
 
 
 def ledger_file(arguments: argparse.Namespace) -> LedgerFile | None:

@@ -8,7 +8,7 @@ VENV=${VENV:-.venv-vllm}
 
 fail() { echo "vllm-setup: $1" >&2; exit 2; }
 
-stamp="$VENV/.installed-$(cat requirements/vllm.lock requirements/vllm-torch.lock "$0" | sha256sum | cut -c1-16)"
+stamp="$VENV/.installed-$(cat requirements/vllm.lock requirements/vllm-torch.lock requirements/vllm-next.lock "$0" | sha256sum | cut -c1-16)"
 [ ! -e "$stamp" ] || exit 0
 
 command -v "$PYTHON" >/dev/null 2>&1 || fail "$PYTHON is not installed; vLLM needs Python 3.11, 3.12 or 3.13"
@@ -45,4 +45,21 @@ printf 'kvpull\n' >"$packages/vllm-0.32.0.dist-info/INSTALLER"
     tail -n 3 "$VENV/check.log" >&2
     fail "the installed vLLM does not start on this CPU (see $VENV/check.log)"
 }
+
+# The Python files of the next vLLM, for the adapter's own tests. Without them those tests are skipped.
+if [ "$(uname -m)" = x86_64 ]; then
+    echo "vllm-setup: fetching the sources of requirements/vllm-next.lock"
+    if "$VENV/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --only-binary :all: -r requirements/vllm-next.lock -d "$VENV/next" 2>"$VENV/next.log"; then
+        "$VENV/bin/python" - "$VENV"/next/*.whl "$VENV/classes-0.33" <<'UNPACK'
+import sys, zipfile
+wheel, target = sys.argv[1:]
+with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(target, [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name])
+UNPACK
+    else
+        echo "vllm-setup: no sources of vLLM 0.33 (see $VENV/next.log); its adapter test will be skipped" >&2
+    fi
+    rm -rf "$VENV/next"
+fi
 touch "$stamp"

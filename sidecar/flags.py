@@ -9,19 +9,17 @@ mean together is `config`'s business.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from engine_plugin import wire as engine_wire
+from sidecar.durations import positive_duration_flag_s
 from sidecar.endpoint import MAX_PORT
 from sidecar.pool_watch.resources import POOL_GROUP
 from sidecar.yaml_text import YamlTextError, load_yaml, read_text
 
 MAX_YAML_BYTES: Final = 1 << 20
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BOOLEANS: Final = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 _LOG_LEVELS: Final = {
     "debug": "DEBUG",
@@ -124,20 +122,35 @@ def _add_routing(parser: _Parser, env: Mapping[str, str]) -> None:
     sampling = env.get("ENABLE_PREFILLER_SAMPLING", "false")
     _flag(parser, "--enable-prefiller-sampling", sampling, "start anywhere in a prefiller list")
     add("--prefill-max-retries", type=_count0, default=0, help="more attempts of a failed prefill leg")
-    add("--prefill-retry-backoff", type=_duration, default=0.2, help="pause before each")
+    add("--prefill-retry-backoff", type=positive_duration_flag_s, default=0.2, help="pause before each")
     add("--prefill-failure-policy", choices=("local", "error"), default=None, help="local; sglang: error")
 
 
 def _add_limits(parser: _Parser) -> None:
     add = parser.add_argument
     add("--max-body-bytes", type=_count, default=32 << 20, help="of bodies that are rewritten")
-    add("--connect-timeout", type=_duration, default=5.0)
-    add("--prefill-timeout", type=_duration, default=60.0, help="all prefill attempts of a request")
-    add("--idle-timeout", type=_duration, default=1800.0, help="no byte moved")
-    add("--head-timeout", type=_duration, default=30.0, help="for a new connection's first request head")
-    add("--body-timeout", type=_duration, default=120.0, help="to receive a body that is rewritten")
-    add("--upstream-keepalive", type=_duration, default=3.0, help="below the engine's own")
-    add("--drain-timeout", type=_duration, default=60.0, help="for open streams after SIGTERM")
+    add("--connect-timeout", type=positive_duration_flag_s, default=5.0)
+    add(
+        "--prefill-timeout",
+        type=positive_duration_flag_s,
+        default=60.0,
+        help="all prefill attempts of a request",
+    )
+    add("--idle-timeout", type=positive_duration_flag_s, default=1800.0, help="no byte moved")
+    add(
+        "--head-timeout",
+        type=positive_duration_flag_s,
+        default=30.0,
+        help="for a new connection's first request head",
+    )
+    add(
+        "--body-timeout",
+        type=positive_duration_flag_s,
+        default=120.0,
+        help="to receive a body that is rewritten",
+    )
+    add("--upstream-keepalive", type=positive_duration_flag_s, default=3.0, help="below the engine's own")
+    add("--drain-timeout", type=positive_duration_flag_s, default=60.0, help="for open streams after SIGTERM")
 
 
 def _add_tls(parser: _Parser) -> None:
@@ -240,18 +253,3 @@ def _count(text: str) -> int:
 
 def _count0(text: str) -> int:
     return _integer(text, 0, 100)
-
-
-def _duration(text: str) -> float:
-    """Seconds of `200ms`, `1m30s`, or a plain number of seconds; more than zero."""
-    parts = _DURATION.findall(text)
-    if "".join(number + unit for number, unit in parts) == text and parts:
-        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
-    else:
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 200ms or 30s") from None
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above zero")
-    return seconds

@@ -20,6 +20,7 @@ from engine_plugin.transport.quarantine import Quarantine, settled
 from engine_plugin.transport.stats import PULL_OK, TransportStats
 from engine_plugin.transport.types import Fetched, Offer, PullError, PullReason
 
+QUEUE_SHARE: Final = 0.6  # of the time left that a request may wait for its turn at the source
 MAX_OFFERS: Final = 4096  # unfetched offers that are remembered; the oldest is given back beyond it
 
 _DECLINED: Final = {
@@ -91,21 +92,26 @@ class Consumer:
     async def _lookup(
         self, source: Address, kv_request_id: str, hashes: Sequence[bytes], deadline_s: float, wait_s: float
     ) -> Offer:
+        hashes = hashes[: self._limits.hashes_per_lookup]
         self._stats.asked_blocks += len(hashes)
+        until_s = self._now() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(until_s):
                 session = await self._dialer.session(source)
-                found = await session.lookup(kv_request_id, hashes, wait_s)
+                patience_s = QUEUE_SHARE * (until_s - self._now() - wait_s)
+                found = await session.lookup(kv_request_id, hashes, wait_s=wait_s, patience_s=patience_s)
         except TimeoutError as exc:
             detail = f"{format_address(source)} did not answer within {deadline_s:.2f} s"
             raise PullError(PullReason.TIMEOUT, detail) from exc
         if isinstance(found, Declined):
             self._count_limit(found, session)
             raise PullError(_DECLINED[found.reason], found.detail)
-        if not 0 < len(found.checksums) == len(found.generations) <= len(hashes):
+        blocks = len(found.generations)
+        checkable = len(found.checksums) == blocks or not self._checksums.enabled
+        if not (0 < blocks <= len(hashes) and checkable):
             session.release(found.lease_id)
             raise PullError(PullReason.PROTOCOL, f"{format_address(source)} offers what was not asked")
-        self._stats.offered_blocks += len(found.checksums)
+        self._stats.offered_blocks += blocks
         return self._open(session, source, kv_request_id, found)
 
     def _open(self, session: OutboundSession, source: Address, kv_request_id: str, found: Found) -> Offer:
@@ -118,7 +124,7 @@ class Consumer:
             source=source,
             peer=session.peer,
             kv_request_id=kv_request_id,
-            hit_blocks=len(found.checksums),
+            hit_blocks=len(found.generations),
             generations=tuple(found.generations),
             checksums=tuple(found.checksums),
             expires_at_s=asyncio.get_running_loop().time() + found.lease_ms / 1000,
@@ -163,7 +169,9 @@ class Consumer:
         if opened is None:
             raise PullError(PullReason.STALE, "the offer was used or given back before")
         mover = await self._mover(opened, slots, until_s)
-        call = opened.session.move(opened.lease_id, mover, slots, offer.generations[: len(slots)])
+        generations = offer.generations[: len(slots)]
+        patience_s = QUEUE_SHARE * min(until_s - loop.time(), self._limits.first_progress_s)
+        call = opened.session.move(opened.lease_id, mover, slots, generations, patience_s)
         arrived = mover.expect(call.tag)
         self._stats.moves_in += 1
         try:

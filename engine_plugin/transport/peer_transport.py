@@ -18,8 +18,9 @@ from engine_plugin.transport.consumer import Consumer
 from engine_plugin.transport.control.dialer import Dialer
 from engine_plugin.transport.control.inbound import Listener
 from engine_plugin.transport.control.leases import LeaseBook
-from engine_plugin.transport.control.outbound import OutboundSession
-from engine_plugin.transport.control.serving import Producer
+from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns
 from engine_plugin.transport.faults import Faults
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
@@ -48,50 +49,63 @@ class PeerTransport:
         tier: TierMemory,
         store: BlockStore,
         key: bytes | None,
+        insecure: bool = False,
+        checksums: bool = True,
         limits: Limits | None = None,
         faults: Faults | None = None,
     ) -> None:
         """Create it on the loop it will run on; nothing runs before `start`.
 
+        Args:
+            key: the pool's secret; the control channel is encrypted, and only its holders are peers.
+            insecure: without a key: plain text, any peer of equal identity is trusted.
+            checksums: verify every block that arrives. Off, a late or torn write is still kept from
+                reused slots by quarantine and generations, but nothing would notice if it were not.
+
         Raises:
-            ValueError: the identity's block size is not the tier's slot size, or the key is too short.
+            ValueError: the identity's block size is not the tier's slot size, the key is too short, or
+                there is neither a key nor `insecure`.
         """
         if identity.block_bytes != tier.slot_bytes:
             raise ValueError(f"blocks of {identity.block_bytes} bytes in slots of {tier.slot_bytes}")
-        if key is not None and len(key) < 16:
-            raise ValueError("a peer key has at least 16 bytes")
+        if (key is None) != insecure:
+            raise ValueError("a transport has a peer key, or is insecure by name")
         limits = limits or Limits()
         self.address = listen
         self.stats = TransportStats()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-checksum")
-        self._keyed = key is not None
-        checksums = Checksums(tier, self._threads)
+        self._insecure = insecure
+        tls = None if key is None else PoolTls.derive(key)
+        digests = Checksums(tier, self._threads, enabled=checksums)
         name = f"{identity.instance}-{identity.rank}"
         self._movers = MoverSupervisor(name, tier, limits, self._mover_changed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener = Listener(
-            Producer(
-                identity=identity,
-                key=key,
-                store=store,
-                checksums=checksums,
-                movers=self._movers,
-                leases=LeaseBook(store, limits, self.stats),
-                limits=limits,
-                stats=self.stats,
-                faults=faults,
-                tasks=self._tasks,
-            )
+        self._producer = Producer(
+            identity=identity,
+            store=store,
+            checksums=digests,
+            movers=self._movers,
+            leases=LeaseBook(store, limits, self.stats),
+            leasing=leasing_turns(limits, tier.total_bytes),
+            moves=moving_turns(limits),
+            limits=limits,
+            stats=self.stats,
+            faults=faults,
+            tasks=self._tasks,
+        )
+        self._listener = Listener(self._producer, None if tls is None else tls.server)
+        caller = Caller(
+            identity, None if tls is None else tls.client, limits, self.stats, local_host=listen[0]
         )
 
         async def connect(source: Address) -> OutboundSession:
-            return await OutboundSession.connect(source, identity, key, limits, self.stats)
+            return await OutboundSession.connect(source, caller)
 
         self._dialer = Dialer(connect, limits, self._session_opened)
         self._consumer = Consumer(
             identity=identity,
             slots=tier.slots,
-            checksums=checksums,
+            checksums=digests,
             dialer=self._dialer,
             movers=self._movers,
             quarantine=Quarantine(limits, self.stats, self._movers.retire, store.slots_usable),
@@ -112,8 +126,8 @@ class PeerTransport:
             MoverDown: the mover does not start.
             OSError: the address cannot be bound.
         """
-        if not self._keyed:
-            log.warning("no peer key is set: any peer of equal identity is trusted")
+        if self._insecure:
+            log.warning("insecure: any peer of equal identity is trusted, and the control channel is plain")
         await self._movers.start()
         try:
             self.address = await self._listener.start(self.address)

@@ -33,6 +33,7 @@ class TransportStats:
     received_blocks: int = 0
     served_blocks: int = 0
     bad_frames: int = 0
+    handshakes_unfinished: int = 0  # producer: a caller left, or fell silent, before it had proved itself
     leases: int = 0
     leases_expired: int = 0
     lookups: int = 0

@@ -10,12 +10,13 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
 from engine_plugin.salt import salt_forms
 from epp.core.adoption import AdoptionRefused, ExportedView, Overlap
+from epp.core.cache_match import build_matches, standings
 from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.event_stream import EventStream
 from epp.core.events import Applied, Batch, BatchResult, Buffered, sum_applied
@@ -28,7 +29,6 @@ from epp.core.types import NO_MATCH, ClaimState, PrefixMatch, SchedulingRequest
 from epp.core.view_state import LookUp, View, ViewStats
 
 MAX_PULL_MISSES = 3  # one or two can be blocks that were evicted while the pull was on its way
-_NO_DEPTHS = Depths()
 
 
 class CacheView:
@@ -116,6 +116,7 @@ class CacheView:
 
     def _perform(self, endpoint: EndpointId, view: View, step: Step) -> BatchResult:
         counters = view.counters
+        view.standing = None
         if step.clear:
             counters.clears += 1
             if view.overlap is not None:
@@ -157,6 +158,7 @@ class CacheView:
         view = self._views.get(endpoint)
         if view is not None:
             view.pull_misses = 0
+            view.standing = None
             view.counters.distrusted += 1
             self._index.clear(endpoint)
             view.stream.distrust()
@@ -193,6 +195,7 @@ class CacheView:
             raise AdoptionRefused("position")
         if not view.stream.can_adopt:
             raise AdoptionRefused("started")
+        view.standing = None
         try:
             self._index.restore(endpoint, exported.dump)
         except DumpRefused as error:
@@ -224,56 +227,24 @@ class CacheView:
         """How much of the prompt each endpoint holds, as the engines reported it. An endpoint without a
         claim, or that we do not know, has `state.has_claim` False; a prompt without exact tokens
         matches nothing anywhere. Mutates nothing."""
-        return self._matches(*self._found(request, endpoints), {})
+        wanted = list(endpoints)
+        rows, claiming = standings(self._views, self._index, wanted)
+        return build_matches(wanted, rows, self._depths(request, claiming), {})
 
     def look_up(self, request: SchedulingRequest, endpoints: Iterable[EndpointId], now_s: float) -> LookUp:
         """As `match`, with what is expected from requests just placed. That makes no endpoint known: one
-        without a claim has none."""
+        without a claim has none. Matches come in the order of `endpoints`."""
         speculative = self._speculative
         if speculative is None:
             return LookUp(self.match(request, endpoints))
+        wanted = list(endpoints)
+        rows, claiming = standings(self._views, self._index, wanted)
         keys: dict[Family, PromptKeys] = {}
-        states, depths = self._found(request, endpoints, keys)
+        depths = self._depths(request, claiming, keys)
         expected: dict[EndpointId, int] = {}
         for prompt in keys.values():
             expected.update(speculative.expected(prompt, depths, now_s))
-        return LookUp(self._matches(states, depths, expected), keys)
-
-    def _found(
-        self,
-        request: SchedulingRequest,
-        endpoints: Iterable[EndpointId],
-        keys: dict[Family, PromptKeys] | None = None,
-    ) -> tuple[dict[EndpointId, ClaimState | None], dict[EndpointId, Depths]]:
-        """State of every endpoint (None: we do not know it), and what those with a claim hold."""
-        views = {endpoint: self._views.get(endpoint) for endpoint in endpoints}
-        states = {e: None if view is None else self._state(e, view) for e, view in views.items()}
-        claiming = [endpoint for endpoint, state in states.items() if state is not None and state.has_claim]
-        return states, self._depths(request, claiming, keys)
-
-    def _matches(
-        self,
-        states: Mapping[EndpointId, ClaimState | None],
-        depths: Mapping[EndpointId, Depths],
-        expected: Mapping[EndpointId, int],
-    ) -> dict[EndpointId, PrefixMatch]:
-        matches: dict[EndpointId, PrefixMatch] = {}
-        for endpoint, state in states.items():
-            if state is None:
-                matches[endpoint] = NO_MATCH
-                continue
-            stream = self._views[endpoint].stream
-            found = depths.get(endpoint, _NO_DEPTHS)
-            matches[endpoint] = PrefixMatch(
-                state=state,
-                blocks=found.blocks,
-                device_blocks=found.device_blocks,
-                cpu_blocks=found.cpu_blocks,
-                block_size_tokens=self._index.block_size_tokens(endpoint),
-                known_empty_start=stream.known_empty_start and state.has_claim,
-                speculative_blocks=expected.get(endpoint, 0),
-            )
-        return matches
+        return LookUp(build_matches(wanted, rows, depths, expected), keys)
 
     def _state(self, endpoint: EndpointId, view: View) -> ClaimState:
         state = view.stream.state

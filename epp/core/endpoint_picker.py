@@ -8,21 +8,27 @@ Metrics, endpoint changes and, through `cache`, the engines' events enter sidewa
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 
 from engine_plugin.identity import EndpointId
+from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes, ApproxSettings
 from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
-from epp.core.disagg import Placement, ProfileHandler
+from epp.core.disagg import Placement, ProfileHandler, split_by_role
 from epp.core.errors import NoEndpoints
-from epp.core.load_ledger import LoadLedger
+from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.picker_results import EndpointSnapshot as EndpointSnapshot
+from epp.core.picker_results import make_decision, snapshots
+from epp.core.plugin import Follower, SaturationDetector
+from epp.core.scraped_metrics import ScrapedMetrics
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
     NO_MATCH,
     PULL_MISSED,
-    UNKNOWN_METRICS,
     Candidate,
     Endpoint,
     EndpointMetrics,
@@ -32,9 +38,11 @@ from epp.core.types import (
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
-    SourceChoice,
 )
 from epp.core.view_state import LookUp
+
+_NOTHING_PLACED = ApproxLookUp({})
+_new_row = partial(tuple.__new__, Candidate)  # of a tuple of its fields: in C, for a thousand at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +55,15 @@ class PickerSettings:
     ledger_capacity: int = 4096
     pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
     base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
+    approx: ApproxSettings | None = None  # None: nothing is concluded from placements
+    estimate: LoadEstimate = BY_ENGINE_REPORTS
+    followers: tuple[Follower, ...] = ()  # plugins that remember where requests went
+    header_names: frozenset[str] = frozenset()  # request headers that plugins read
 
     @property
     def pull_lease_s(self) -> float:
         """How long a pull counts as outstanding, and may be reported, without a word of the engine."""
         return self.pull_deadline_s + 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointSnapshot:
-    """One endpoint as the picker sees it now, for debug surfaces and gauges."""
-
-    candidate: Candidate
-    incompatible_with: Mapping[str, str]  # other endpoint -> first differing field
 
 
 class EndpointPicker:
@@ -69,12 +73,13 @@ class EndpointPicker:
         self._settings = settings
         self._cache = cache
         self._endpoints: dict[EndpointId, Endpoint] = {}
-        self._metrics: dict[EndpointId, EndpointMetrics] = {}
+        self._metrics = ScrapedMetrics()
         self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
+        self._approx = ApproxPrefixes(settings.approx) if settings.approx else None
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
         self._now_s = 0.0  # as last heard: good enough to age what was learned
 
@@ -91,6 +96,16 @@ class EndpointPicker:
     @property
     def models(self) -> ModelNames:
         return self._models
+
+    @property
+    def reads_placements(self) -> bool:
+        """Prompts without exact tokens are worth cutting into pieces."""
+        return self._approx is not None
+
+    @property
+    def header_names(self) -> frozenset[str]:
+        """Request headers that plugins read, in lower case."""
+        return self._settings.header_names
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -119,9 +134,10 @@ class EndpointPicker:
         """Forget an endpoint. Load booked on it ends with its own requests."""
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
+            self._forget_placements(endpoint_id)
         self._in_order = None
         self._sources.refusals.forget(endpoint_id)
-        self._metrics.pop(endpoint_id, None)
+        self._metrics.forget(endpoint_id)
         self._models.forget(endpoint_id)
         self._has_replay.pop(endpoint_id, None)
 
@@ -129,10 +145,10 @@ class EndpointPicker:
         """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
         if endpoint_id not in self._endpoints:
             return
-        before = self._metrics.get(endpoint_id, UNKNOWN_METRICS)
-        if metrics.asleep and not before.asleep:
+        if metrics.asleep and not self._metrics.last(endpoint_id).asleep:
             self._cache.distrust(endpoint_id)
-        self._metrics[endpoint_id] = metrics
+            self._forget_placements(endpoint_id)
+        self._metrics.update(endpoint_id, metrics)
         self._models.report(endpoint_id, metrics.model_name)
 
     def update_refusals(
@@ -155,16 +171,20 @@ class EndpointPicker:
             NoEndpoints: nothing can serve this request.
         """
         self.expire(now_s)
-        look_up, candidates = self._candidates(request, now_s)
+        look_up, placed, candidates = self._candidates(request, now_s)
         context = ScheduleContext(request, now_s, random.Random(request.request_id))
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
         refused_peers = self._sources.refused_by(computing, now_s)
         choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
-        decision = _decision(decision_id, request, placement, computing, choice, refused_peers)
+        headers = self._tell_followers(context, candidates, placement)
+        decision = make_decision(decision_id, request, placement, computing, choice, refused_peers, headers)
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
-        self._cache.place(decision_id, look_up, (decision.computing, decision.destination.id), now_s)
+        endpoints = (decision.computing, decision.destination.id)
+        self._cache.place(decision_id, look_up, endpoints, now_s)
+        if self._approx is not None:
+            self._approx.place(placed, endpoints)
         self._ring.add(decision, now_s, report_by_s=report_by_s)
         return decision
 
@@ -201,6 +221,19 @@ class EndpointPicker:
             self._learn(decision_id)
         return released
 
+    def apply(self, settings: PickerSettings) -> None:
+        """Place by another configuration from now on. Requests in flight, cache views, metrics and what is
+        known of placements stay. Times, capacities and names of the base model are not changed."""
+        self._settings = replace(
+            self._settings,
+            handler=settings.handler,
+            source_producer=settings.source_producer,
+            estimate=settings.estimate,
+            followers=settings.followers,
+            header_names=settings.header_names,
+        )
+        self._sources.set_producer(settings.source_producer)
+
     # --- looking in -----------------------------------------------------------------------------
     @property
     def records(self) -> DecisionRing:
@@ -211,12 +244,21 @@ class EndpointPicker:
 
     def rows(self, now_s: float) -> list[Candidate]:
         """Every endpoint with its metrics and load, in the order of ids."""
-        return [self._row(endpoint, now_s) for endpoint in self.endpoints]
+        ids = [e.id for e in self.endpoints]
+        metrics = self._metrics.current(ids, now_s, self._settings.metrics_staleness_s)
+        loads = self._ledger.loads(ids)
+        return list(map(Candidate, self.endpoints, metrics, loads))
+
+    def saturation(self, detector: SaturationDetector, now_s: float, unbooked: int = 0) -> float | None:
+        """How full the pool is, with `unbooked` requests on their way to it; None: there is no endpoint.
+        With roles, of the stage that is fuller: a request needs both."""
+        rows = [row for row in self.rows(now_s) if not row.endpoint.draining]
+        stages = [stage for stage in split_by_role(rows) if stage]
+        return max((detector.saturation(stage, now_s, unbooked) for stage in stages), default=None)
 
     def snapshot(self, now_s: float) -> tuple[EndpointSnapshot, ...]:
         """Every endpoint with its metrics, load and compatibility with the others."""
-        rows = self.rows(now_s)
-        return tuple(EndpointSnapshot(row, _incompatible(row, rows)) for row in rows)
+        return snapshots(self.rows(now_s))
 
     # --- inside ---------------------------------------------------------------------------------
     def _learn(self, decision_id: str) -> None:
@@ -224,19 +266,43 @@ class EndpointPicker:
         if record is not None and record.outcome is not None and record.pull_state is not PullState.PENDING:
             self._sources.learn(record, self._now_s)
 
-    def _candidates(self, request: SchedulingRequest, now_s: float) -> tuple[LookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining and in_subset(e, request.subset)]
+    def _candidates(
+        self, request: SchedulingRequest, now_s: float
+    ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
+        pool = [e for e in self.endpoints if not e.draining]
+        if request.subset is not None:
+            pool = [e for e in pool if in_subset(e, request.subset)]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
-        look_up = self._cache.look_up(request, [e.id for e in pool], now_s)
-        return look_up, [self._row(e, now_s, look_up.matches.get(e.id, NO_MATCH)) for e in pool]
+        ids = [e.id for e in pool]
+        look_up = self._cache.look_up(request, ids, now_s)
+        placed = self._approx.look_up(request, ids) if self._approx else _NOTHING_PLACED
+        guesses: Iterable[PrefixMatch] = placed.matches.values() if placed.matches else repeat(NO_MATCH)
+        columns = zip(
+            pool,
+            self._metrics.current(ids, now_s, self._settings.metrics_staleness_s),
+            self._ledger.loads(ids),
+            look_up.matches.values(),
+            guesses,
+            strict=False,  # `guesses` may be endless
+        )
+        return look_up, placed, list(map(_new_row, columns))
 
-    def _row(self, endpoint: Endpoint, now_s: float, match: PrefixMatch = NO_MATCH) -> Candidate:
-        metrics = self._metrics.get(endpoint.id, UNKNOWN_METRICS)
-        if not metrics.fresh(now_s, self._settings.metrics_staleness_s):
-            metrics = replace(metrics, waiting_requests=None, running_requests=None, kv_usage=None)
-        return Candidate(endpoint, metrics, self._ledger.load(endpoint.id), match)
+    def _forget_placements(self, endpoint_id: EndpointId) -> None:
+        if self._approx is not None:
+            self._approx.forget(endpoint_id)
+
+    def _tell_followers(
+        self, context: ScheduleContext, candidates: Sequence[Candidate], placement: Placement
+    ) -> tuple[tuple[str, str], ...]:
+        """Headers for the client, of all followers."""
+        headers: dict[str, str] = {}
+        if self._settings.followers:
+            targets = placement.targets
+            for follower in self._settings.followers:
+                headers |= follower.placed(context, candidates, targets)
+        return tuple(headers.items())
 
     def _book(
         self,
@@ -247,55 +313,18 @@ class EndpointPicker:
     ) -> None:
         """What another request is already booked for is not booked twice."""
         pulled = decision.choice.source.gain_tokens if decision.choice.source else 0
-        uncached = request.prompt_tokens - computing.match.expected_tokens - pulled
+        estimate = self._settings.estimate
         self._ledger.book(
             decision.decision_id,
             serving=decision.destination.id,
             computing=decision.computing,
             source=decision.kv_source.id if decision.kv_source else None,
-            uncached_prompt_tokens=max(0, uncached),
+            uncached_prompt_tokens=estimate.prompt_tokens(request, computing, pulled),
+            output_tokens=estimate.output_tokens(request),
             pull_expires_at_s=pull_expires_at_s,
         )
-
-
-def _decision(
-    decision_id: str,
-    request: SchedulingRequest,
-    placement: Placement,
-    computing: Candidate,
-    choice: SourceChoice,
-    refused_peers: frozenset[str],
-) -> SchedulingDecision:
-    winner, *rest = placement.primary.picked
-    return SchedulingDecision(
-        decision_id=decision_id,
-        request_id=request.request_id,
-        destination=winner.candidate.endpoint,
-        fallbacks=tuple(s.candidate.endpoint for s in rest),
-        prefill=placement.prefill.winner.endpoint if placement.prefill else None,
-        choice=choice,
-        scored=placement.primary.scored,
-        computing=computing.endpoint.id,
-        computing_cached_tokens=computing.match.cached_tokens,
-        model=request.model,
-        prompt_tokens=None if request.token_ids is None else request.prompt_tokens,
-        computed_by=computing,
-        refused_peers=refused_peers,
-    )
 
 
 def in_subset(endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
     """Whether the gateway's hint, of `ip` or `ip:port`, allows the endpoint; None: no hint."""
     return subset is None or endpoint.host in subset or endpoint.address in subset
-
-
-def _incompatible(row: Candidate, rows: Iterable[Candidate]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if row.metrics.info is None:
-        return found
-    for other in rows:
-        if other.endpoint.id != row.endpoint.id and other.metrics.info is not None:
-            field = row.metrics.info.mismatch(other.metrics.info)
-            if field is not None:
-                found[str(other.endpoint.id)] = field
-    return found

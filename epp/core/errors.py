@@ -20,6 +20,20 @@ class NoEndpoints(PickerError):
     reason = "rejected-no-endpoints"
 
 
+class Saturated(PickerError):
+    """There is no room for this request, nor to let it wait."""
+
+    status = 429
+    reason = "rejected-saturated"
+
+
+class WaitedTooLong(PickerError):
+    """Its time to wait is over, and the pool still has no room."""
+
+    status = 429
+    reason = "rejected-ttl-expired"
+
+
 class BadRequest(PickerError):
     """The request cannot be parsed. The message never echoes the prompt."""
 

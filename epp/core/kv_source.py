@@ -10,13 +10,11 @@ have been refused, and must have room for one more pull. It does not learn, log 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from engine_plugin.identity import EndpointId
 from epp.core.pull_curves import PullPrediction
-from epp.core.thresholds import MODE_COST, SOURCE_CLASS_LABEL, SourcePolicy
+from epp.core.source_band import Selection
+from epp.core.thresholds import MODE_COST, SourcePolicy
 from epp.core.types import (
     MAX_RECORDED,
     Candidate,
@@ -85,9 +83,9 @@ def choose_source(
         holders = _deepest(candidates, depths) if holders_total else ()
         return SourceChoice(None, reason, (), delta, generation, 0, (), holders, holders_total)
     holders = _deepest(candidates, depths)
-    selection = _Selection(computing, policy, refused_peers)
-    band = selection.plain_band(candidates, depths) or selection.judged_band(candidates, depths)
-    refused = tuple(selection.refused[:MAX_RECORDED])
+    selection = Selection(candidates, depths, computing, policy, refused_peers)
+    band = selection.band()
+    refused = selection.refused
     if not band.rows:
         return SourceChoice(None, refused[0][1], (), delta, generation, 0, refused, holders, holders_total)
     sampled = _sample(band.weights, sampling_coordinate(request.request_id))
@@ -156,131 +154,6 @@ def _servable_tokens(candidates: Sequence[Candidate]) -> list[int]:
         m.cpu_blocks * m.block_size_tokens if m.state is _LIVE or m.state is _PARTIAL else 0
         for m in [c.match for c in candidates]
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Band:
-    """Who may be sampled. Two lists, not a list of pairs: a thousand pairs cost half as much again."""
-
-    rows: list[Candidate]
-    weights: list[float]
-
-
-class _Selection:
-    """Which holders may be sampled, and with which weight."""
-
-    __slots__ = ("_computing", "_key", "_policy", "_refused_peers", "refused")
-
-    def __init__(self, computing: Candidate, policy: SourcePolicy, refused_peers: frozenset[str]) -> None:
-        self._computing = computing
-        self._key = computing.metrics.info.pull_key if computing.metrics.info else None
-        self._policy = policy
-        self._refused_peers = refused_peers
-        self.refused: list[tuple[EndpointId, SourceReason]] = []  # by `judged_band`, deepest first
-
-    def plain_band(self, candidates: Sequence[Candidate], depths: Sequence[int]) -> _Band | None:
-        """`judged_band` where nothing special is known of any holder within a block of the best; None:
-        something is. One pass, without a call in the ordinary case: a thousand holders may tie."""
-        policy, key, refused_peers = self._policy, self._key, self._refused_peers
-        if policy.by_class:
-            return None
-        limit = policy.max_inflight_pulls
-        most = sys.maxsize if limit is None else limit
-        counted = 1 if policy.inflight_awareness else 0
-        best = max(depths)
-        rows: list[Candidate] = []
-        weights: list[float] = []
-        for depth, candidate in zip(depths, candidates, strict=True):
-            if depth != best and (not depth or depth + candidate.match.block_size_tokens < best):
-                continue
-            metrics, served = candidate.metrics, candidate.load.pulls_served
-            info = metrics.info
-            odd = info is None or info.pull_key is not key  # interned
-            if odd and (policy.require_verified or (info is not None and key is not None)):
-                return None
-            if served >= most or candidate.endpoint.draining:
-                return None
-            if refused_peers and not refused_peers.isdisjoint(peer_names(candidate)):
-                return None
-            waiting = metrics.waiting_requests or 0.0
-            rows.append(candidate)
-            weights.append(1.0 / (1.0 + waiting + served * counted))
-        return _Band(rows, weights)
-
-    def judged_band(self, candidates: Sequence[Candidate], depths: Sequence[int]) -> _Band:
-        """Holders that may serve, within one block of the best of them, in the order given."""
-        kept: list[tuple[int, Candidate, SourcePolicy]] = []
-        refused: list[tuple[int, EndpointId, SourceReason]] = []
-        for depth, candidate in zip(depths, candidates, strict=True):
-            if not depth:
-                continue
-            terms = self.terms(candidate)
-            reason = self._refusal(candidate, depth, terms)
-            if reason is None:
-                kept.append((depth, candidate, terms))
-            else:
-                refused.append((-depth, candidate.endpoint.id, reason))
-        refused.sort(key=lambda row: row[:2])
-        self.refused = [(endpoint, reason) for _, endpoint, reason in refused]
-        best = max((depth for depth, _, _ in kept), default=0)
-        band = [(c, terms) for depth, c, terms in kept if depth + c.match.block_size_tokens >= best]
-        return _Band([c for c, _ in band], [_weight(c, terms) for c, terms in band])
-
-    def terms(self, candidate: Candidate) -> SourcePolicy:
-        """What applies to this holder as a source."""
-        by_class = self._policy.by_class
-        if not by_class:
-            return self._policy
-        return self._policy.of_class(candidate.endpoint.labels.get(SOURCE_CLASS_LABEL))
-
-    def _refusal(self, candidate: Candidate, depth: int, terms: SourcePolicy) -> SourceReason | None:
-        """Why this holder may not serve the computing endpoint; never asked of that one itself."""
-        if candidate.endpoint.id == self._computing.endpoint.id:
-            return None
-        if candidate.endpoint.draining:
-            return SourceReason.DRAINING
-        if self._policy.by_class and (reason := self._class_refusal(terms, depth)):
-            return reason
-        info = candidate.metrics.info
-        if info is None or self._key is None:  # unverified: named as the reference would, unless refused
-            if terms.require_verified:
-                return SourceReason.UNVERIFIED
-        elif info.pull_key != self._key:
-            return SourceReason.INCOMPATIBLE
-        if self._refused_peers and not self._refused_peers.isdisjoint(peer_names(candidate)):
-            return SourceReason.PEER_REFUSED
-        limit = terms.max_inflight_pulls
-        if limit is not None and candidate.load.pulls_served >= limit:
-            return SourceReason.OVER_LIMIT
-        return None
-
-    def _class_refusal(self, terms: SourcePolicy, depth: int) -> SourceReason | None:
-        """A class with a delta of its own is held to it before the sampling, so that a far holder
-        never takes the place of a near one that would do."""
-        if not terms.enabled:
-            return SourceReason.SWITCHED_OFF
-        if terms.min_cached_token_delta is None:
-            return SourceReason.NO_THRESHOLD
-        if terms.min_cached_token_delta == self._policy.min_cached_token_delta or terms.mode == MODE_COST:
-            return None  # a price is asked for after the sampling
-        gain_tokens = depth - self._computing.match.expected_tokens
-        return SourceReason.BELOW_DELTA if gain_tokens < terms.min_cached_token_delta else None
-
-
-def _weight(candidate: Candidate, terms: SourcePolicy) -> float:
-    """1/(1+waiting), with the pulls that the holder already serves for us counted as waiting where
-    `inflight_awareness` says so. Unknown counts as 0 waiting, as in the reference: refusing a holder
-    because its scrape is late would recompute seconds of prefill to save one bad guess."""
-    waiting = candidate.metrics.waiting_requests or 0.0
-    return 1.0 / (1.0 + waiting + (candidate.load.pulls_served if terms.inflight_awareness else 0))
-
-
-def peer_names(candidate: Candidate) -> tuple[str, ...]:
-    """What an engine may call this one in its refusal counter: its instance once known, its address
-    before."""
-    info, address = candidate.metrics.info, candidate.endpoint.p2p_address
-    names = (address, info.instance, info.p2p_addr) if info else (address,)
-    return tuple(name for name in names if name)
 
 
 def _sample(weights: Sequence[float], coordinate: float) -> int:

@@ -248,6 +248,8 @@ def _undisturbed(record: DecisionRecord, computing: Candidate) -> tuple[float, i
         return None
     if decision.prompt_tokens is None or decision.destination.id != decision.computing:
         return None
+    if outcome.prompt_tokens is not None and outcome.prompt_tokens > decision.prompt_tokens:
+        return None  # several prompts, or one of which only the text in front of a picture is known
     if computing.load.requests or computing.metrics.waiting_requests or computing.metrics.running_requests:
         return None
     cached = min(outcome.cached_tokens, decision.prompt_tokens)

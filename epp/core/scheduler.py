@@ -1,14 +1,19 @@
-"""One scheduling profile: filters, then weighted scorers, then one picker. Pure."""
+"""One scheduling profile: filters, then weighted scorers, then one picker. Pure.
+
+Scores are columns, not objects: a thousand candidates cost a few passes over lists, and only the few
+rows that somebody will look at are made.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from epp.core.errors import NoEndpoints
 from epp.core.plugin import Filter, Picker, Scorer
-from epp.core.types import Candidate, ScheduleContext, ScoredCandidate
+from epp.core.types import MAX_RECORDED, Candidate, ScheduleContext, ScoredCandidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,8 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """The picked candidates (winner first) and everybody who was scored (best first)."""
+    """The picked candidates (winner first) and the `MAX_RECORDED` best that were scored (best first;
+    the winner is always among them)."""
 
     picked: tuple[ScoredCandidate, ...]
     scored: tuple[ScoredCandidate, ...]
@@ -46,19 +52,49 @@ def run_profile(profile: Profile, context: ScheduleContext, candidates: Sequence
             raise NoEndpoints(f"profile {profile.name}: {plugin.name} left no endpoint")
     if not kept:
         raise NoEndpoints(f"profile {profile.name}: no endpoint")
-    scored = _score(profile, context, kept)
-    picked = tuple(profile.picker.pick(context, scored))
-    return ProfileResult(picked, tuple(sorted(scored, key=lambda s: -s.score)))
+    table = _score(profile, context, kept)
+    order = profile.picker.pick(context, table.totals)
+    best = _best(table.totals, order[0])
+    return ProfileResult(tuple(map(table.row, order)), tuple(map(table.row, best)))
 
 
-def _score(
-    profile: Profile, context: ScheduleContext, candidates: Sequence[Candidate]
-) -> list[ScoredCandidate]:
+def _best(totals: list[float], winner: int) -> list[int]:
+    """Indices of the `MAX_RECORDED` best, best first, the winner among them."""
+    candidates: Iterable[int] = range(len(totals))
+    if len(totals) > MAX_RECORDED:  # sorting figures is cheaper than asking for each one's key
+        least = sorted(totals)[-MAX_RECORDED]
+        better = [i for i, total in enumerate(totals) if total > least]
+        equal = itertools.islice((i for i, total in enumerate(totals) if total == least), MAX_RECORDED)
+        candidates = itertools.islice(itertools.chain(better, equal), MAX_RECORDED)
+    best = sorted(candidates, key=totals.__getitem__, reverse=True)
+    if winner not in best:
+        best[-1] = winner
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoreTable:
+    candidates: Sequence[Candidate]
+    columns: list[tuple[str, Sequence[float]]]  # by scorer
+    totals: list[float]
+
+    def row(self, index: int) -> ScoredCandidate:
+        parts = tuple((name, scores[index]) for name, scores in self.columns)
+        return ScoredCandidate(self.candidates[index], self.totals[index], parts)
+
+
+def _score(profile: Profile, context: ScheduleContext, candidates: Sequence[Candidate]) -> _ScoreTable:
+    columns: list[tuple[str, Sequence[float]]] = []
     totals = [0.0] * len(candidates)
-    parts: list[list[tuple[str, float]]] = [[] for _ in candidates]
     for scorer, weight in profile.scorers:
-        for i, raw in enumerate(scorer.score(context, candidates)):
-            value = min(1.0, max(0.0, raw)) if math.isfinite(raw) else 0.0
-            totals[i] += weight * value
-            parts[i].append((scorer.name, value))
-    return [ScoredCandidate(candidate, totals[i], tuple(parts[i])) for i, candidate in enumerate(candidates)]
+        scores = _bounded(scorer.score(context, candidates))
+        columns.append((scorer.name, scores))
+        totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
+    return _ScoreTable(candidates, columns, totals)
+
+
+def _bounded(scores: Sequence[float]) -> Sequence[float]:
+    """Scores in [0, 1]; what is no number counts 0. Nearly always there is nothing to mend."""
+    if math.isfinite(sum(scores)) and min(scores) >= 0.0 and max(scores) <= 1.0:
+        return scores
+    return [min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0 for score in scores]

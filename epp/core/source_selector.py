@@ -60,6 +60,11 @@ class SourceSelector:
         """In force from the next decision on, whole."""
         self._table = self._compile(thresholds)
 
+    def set_producer(self, producer: SourceProducer | None) -> None:
+        """As configured now; in force from the next decision on."""
+        self._producer = producer
+        self._table = self._compile(self._table.thresholds)
+
     def set_share(self, share: ReplicaShare) -> None:
         """Divide in-flight limits among so many live replicas."""
         self._share = share

@@ -1,19 +1,22 @@
 """Values the core works on: frozen, slotted, units in the names. No gRPC, HTTP or Kubernetes type.
 
-`None` in a metric means *unknown* (never scraped, stale, NaN or absent) and is neither idle nor
-full; every reader has to say what unknown means to it.
+What engines say of themselves is in `engine_facts` and importable from here.
 """
 
 from __future__ import annotations
 
 import enum
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from engine_plugin.identity import EndpointId
+from epp.core.engine_facts import UNKNOWN_METRICS as UNKNOWN_METRICS
+from epp.core.engine_facts import ClaimState as ClaimState
+from epp.core.engine_facts import EndpointMetrics as EndpointMetrics
+from epp.core.engine_facts import EngineInfo as EngineInfo
+from epp.core.engine_facts import LoraState as LoraState
 from epp.core.pull_curves import PullPrediction
 
 BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
@@ -21,6 +24,7 @@ BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 EngineBlockHash = NewType("EngineBlockHash", int)  # the engine's own name of a block, opaque
+BYTES_PER_TOKEN = 4  # estimate, as in the reference
 
 
 class CacheTier(enum.IntFlag):
@@ -29,53 +33,6 @@ class CacheTier(enum.IntFlag):
     NONE = 0
     DEVICE = 1
     CPU = 2
-
-
-class ClaimState(enum.Enum):
-    """How far the index may speak for an endpoint."""
-
-    UNKNOWN = "unknown"  # nothing heard: no claim
-    SYNCING = "syncing"  # replay asked for: no claim
-    PARTIAL = "partial"  # the replay buffer had wrapped: a sound lower bound
-    LIVE = "live"  # exact, as the engine reported it
-    UNSUPPORTED = "unsupported"  # heard, but a cache group of the model has no rule: no claim
-
-    @property
-    def has_claim(self) -> bool:
-        return self in (ClaimState.PARTIAL, ClaimState.LIVE)
-
-
-# what two engines must agree on; the tensor-parallel layout is part of `layout_fp`
-_COMPARED = ("protocol", "block_size_tokens", "hash_algo", "seed_fp", "model_fp", "layout_fp")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What an engine with our plugin says of itself (`kvpull_engine_info`). The seed and the model
-    appear as fingerprints only."""
-
-    instance: str
-    block_size_tokens: int
-    hash_algo: str
-    seed_fp: str
-    model_fp: str
-    layout_fp: str
-    protocol: str
-    p2p_addr: str = ""
-    pull_key: str = field(init=False, compare=False, repr=False, default="")  # equal: may pull
-
-    def __post_init__(self) -> None:
-        compared = (str(getattr(self, name)) for name in _COMPARED)
-        object.__setattr__(self, "pull_key", sys.intern("\n".join(compared)))
-
-    def mismatch(self, other: EngineInfo) -> str | None:
-        """Name of the first field that makes a pull between the two impossible, or None."""
-        if self.pull_key == other.pull_key:
-            return None
-        for name in _COMPARED:
-            if getattr(self, name) != getattr(other, name):
-                return name.removesuffix("_tokens")
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,45 +53,31 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointMetrics:
-    """Last scrape of an engine. `scraped_at_s` is on the core's clock; None: never scraped."""
-
-    scraped_at_s: float | None = None
-    waiting_requests: float | None = None
-    running_requests: float | None = None
-    kv_usage: float | None = None  # 0..1 of the device tier
-    block_size_tokens: int | None = None
-    info: EngineInfo | None = None  # None: engine without our plugin, `unverified`
-    model_name: str | None = None  # the base model, under the first name it is served by
-    asleep: bool | None = None  # its cache is discarded while it sleeps; None: it does not say
-
-    def fresh(self, now_s: float, max_age_s: float) -> bool:
-        return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s
-
-
-UNKNOWN_METRICS = EndpointMetrics()
-
-
-@dataclass(frozen=True, slots=True)
 class InflightLoad:
     """What this picker itself has sent to an endpoint and not yet seen the end of."""
 
     requests: int = 0
     uncached_prompt_tokens: int = 0  # until first token
     pulls_served: int = 0  # pulls named with this endpoint as source, still outstanding
+    output_tokens: int = 0  # estimated, until the end; 0 unless the in-flight producer estimates them
+
+    @property
+    def tokens(self) -> int:
+        """Work in tokens that is on its way or under way."""
+        return self.uncached_prompt_tokens + self.output_tokens
 
 
 NO_LOAD = InflightLoad()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """How much of one prompt an endpoint holds, contiguous from block 0, in blocks of its own size.
 
     `blocks` ORs the tiers per block; `device_blocks` and `cpu_blocks` are the contiguous prefix in
     that tier alone (a peer can serve the CPU prefix). `speculative_blocks` is how far the prompt is
     expected here because another request with it was just sent; 0 unless that is beyond `blocks`.
-    Meaningless unless `state.has_claim`.
+    Meaningless unless `state.has_claim`. A tuple, because a decision makes one for every endpoint: that
+    costs a fifth of a frozen dataclass.
     """
 
     state: ClaimState = ClaimState.UNKNOWN
@@ -188,20 +131,29 @@ class SchedulingRequest:
     cache_salt: str | None = None
     size_bytes: int = 0
     subset: frozenset[str] | None = None  # `ip` or `ip:port`; None: no hint given
+    pieces: Sequence[int] | None = field(default=None, repr=False)  # stand-ins for tokens, 4 bytes each
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # those that plugins read
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.token_ids) if self.token_ids is not None else 0
 
+    @property
+    def load_tokens(self) -> int:
+        """Length of the prompt for counting load, where its tokens are not known: estimated."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return len(self.pieces) if self.pieces is not None else self.size_bytes // BYTES_PER_TOKEN
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The one row every plugin sees."""
+
+class Candidate(NamedTuple):
+    """The one row every plugin sees. A tuple for the same reason as `PrefixMatch`."""
 
     endpoint: Endpoint
     metrics: EndpointMetrics = UNKNOWN_METRICS
     load: InflightLoad = NO_LOAD
-    match: PrefixMatch = NO_MATCH
+    match: PrefixMatch = NO_MATCH  # as the engine reported it
+    placed: PrefixMatch = NO_MATCH  # as placements suggest: what was sent there. Never a source.
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +164,7 @@ class ScheduleContext:
     request: SchedulingRequest
     now_s: float
     rng: random.Random
+    peer: Endpoint | None = None  # the stage before picked it; None: this is the first stage
 
 
 class SourceReason(enum.Enum):
@@ -293,13 +246,15 @@ class SchedulingDecision:
     fallbacks: tuple[Endpoint, ...]
     prefill: Endpoint | None
     choice: SourceChoice
-    scored: tuple[ScoredCandidate, ...]  # of the primary profile, best first
+    scored: tuple[ScoredCandidate, ...]  # the best of the primary profile, best first
     computing: EndpointId  # where the prompt is computed: prefill endpoint, else destination
     computing_cached_tokens: int
     model: str = ""
     prompt_tokens: int | None = None  # None: not tokenised
     computed_by: Candidate | None = None  # the row behind `computing`, as the rule saw it
     refused_peers: frozenset[str] = frozenset()  # that the computing engine reported, as the rule saw it
+    prefill_missing: bool = False  # it was to be split, and there was no prefill endpoint
+    response_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # for the client
 
     @property
     def kv_source(self) -> Endpoint | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_plugin.identity import EndpointId
 from epp.core.adoption import Overlap
@@ -94,6 +95,15 @@ class LookUp:
     keys: Mapping[Family, PromptKeys] = field(default_factory=dict)  # empty without speculation
 
 
+class Standing(NamedTuple):
+    """How far one endpoint can be spoken for. `state` None: it was not added."""
+
+    state: ClaimState | None
+    block_size_tokens: int
+    from_empty: bool  # a claim, and heard from the engine's first event on
+    claims: bool
+
+
 @dataclass(slots=True)
 class View:
     """All that is kept of one endpoint besides the index."""
@@ -104,3 +114,4 @@ class View:
     last_event_s: float | None = None
     overlap: Overlap | None = None  # while a sibling's view waits for the engine's word
     pull_misses: int = 0  # in a row
+    standing: Standing | None = None  # None: stream or index have changed since it was last asked for

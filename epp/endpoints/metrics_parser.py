@@ -17,6 +17,7 @@ from typing import Final
 
 from engine_plugin import wire
 from epp.core.types import EndpointMetrics, EngineInfo
+from epp.endpoints.lora_labels import read_lora_state
 
 MAX_REFUSED_SERIES: Final = 256
 MAX_BLOCK_SIZE_TOKENS: Final = 1 << 20
@@ -30,6 +31,7 @@ _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 # info metric and the label that holds the block size
 _CACHE_CONFIG: Final = {"vllm:cache_config_info": "block_size", "sglang:cache_config_info": "page_size"}
+_LORA: Final = "vllm:lora_requests_info"
 _SLEEP: Final = "vllm:engine_sleep_state"  # one sample a state; 1 for the one it is in
 _SLEEP_LEVELS: Final = ("weights_offloaded", "discard_all")  # both discard the KV cache
 _ENGINE_LABELS: Final = ("engine", "dp_rank")  # whose value is the data-parallel rank
@@ -39,6 +41,7 @@ _NAMES: Final = (
     *_RUNNING,
     *_KV_USAGE,
     *_CACHE_CONFIG,
+    _LORA,
     _SLEEP,
     wire.ENGINE_INFO,
     wire.PEER_REFUSED_TOTAL,
@@ -113,6 +116,7 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
         info=info,
         model_name=_model_name(found, rank),
         asleep=_asleep(found.get(_SLEEP, ()), rank),
+        loras=read_lora_state((s.read_labels(), s.value) for s in found.get(_LORA, ())),
     )
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
 

@@ -66,8 +66,9 @@ class TierPool:
     def prefix(self, names: Sequence[BlockHash]) -> tuple[int, ...]:
         """Slots of the longest contiguous prefix of `names` held here."""
         found: list[int] = []
+        get = self._by_name.get
         for name in names:
-            slot = self._by_name.get(name)
+            slot = get(name)
             if slot is None:
                 break
             found.append(slot)
@@ -104,15 +105,16 @@ class TierPool:
         fresh = min(count - len(slots), self.slots - self._untouched)
         slots.extend(range(self._untouched, self._untouched + fresh))
         self._untouched += fresh
-        evicted: list[BlockHash] = []
-        while len(slots) < count:
-            slot, _ = self._evictable.popitem(last=False)
-            evicted.append(self._unname(slot))
-            slots.append(slot)
+        oldest = [slot for slot, _ in zip(self._evictable, range(count - len(slots)), strict=False)]
+        evicted = [self._unname(slot) for slot in oldest]
+        for slot in oldest:
+            del self._evictable[slot]
+        slots.extend(oldest)
         slots.sort()
+        refs, generations = self._refs, self._generations
         for slot in slots:
-            self._refs[slot] = 1
-            self._generations[slot] += 1
+            refs[slot] = 1
+            generations[slot] += 1
         return Allocation(tuple(slots), tuple(evicted))
 
     def commit(self, slot: int, name: BlockHash) -> bool:
@@ -130,18 +132,37 @@ class TierPool:
         self._by_name[name] = slot
         return True
 
+    def commit_all(self, slots: Sequence[int], names: Sequence[BlockHash]) -> list[bool]:
+        """`commit` of each slot with its name, in order; what each would have returned.
+
+        Raises:
+            CacheError: as `commit`; the slots before the wrong one are named.
+        """
+        refs, named, by_name = self._refs, self._names, self._by_name
+        fresh: list[bool] = []
+        for slot, name in zip(slots, names, strict=True):
+            if refs[slot] < 1 or named[slot] is not None:
+                raise CacheError(f"slot {slot} cannot be named: references {refs[slot]}")
+            new = name not in by_name
+            if new:
+                named[slot] = name
+                by_name[name] = slot
+            fresh.append(new)
+        return fresh
+
     def pin(self, slots: Iterable[int]) -> None:
         """One more reference each: the slots keep their content until as many `unpin` calls.
 
         Raises:
             CacheError: a slot is neither in use nor named.
         """
+        refs = self._refs
         for slot in slots:
-            if self._refs[slot] == 0:
+            if refs[slot] == 0:
                 if self._names[slot] is None:
                     raise CacheError(f"slot {slot} holds nothing to pin")
                 del self._evictable[slot]
-            self._refs[slot] += 1
+            refs[slot] += 1
 
     def unpin(self, slots: Sequence[int]) -> None:
         """One reference less each, given in chain order: the tail becomes the first victim.
@@ -150,22 +171,25 @@ class TierPool:
         Raises:
             CacheError: a slot is not in use.
         """
+        refs, names, evictable = self._refs, self._names, self._evictable
         for slot in reversed(slots):
-            if self._refs[slot] < 1:
+            left = refs[slot] - 1
+            if left < 0:
                 raise CacheError(f"slot {slot} is not in use")
-            self._refs[slot] -= 1
-            if self._refs[slot] == 0:
-                if self._names[slot] is None:
+            refs[slot] = left
+            if left == 0:
+                if names[slot] is None:
                     heapq.heappush(self._freed, slot)
                 else:
-                    self._evictable[slot] = None
+                    evictable[slot] = None
 
     def touch(self, names: Sequence[BlockHash]) -> None:
         """Mark blocks, given in chain order, as used now (the head last); unknown names are ignored."""
+        get, refs, to_end = self._by_name.get, self._refs, self._evictable.move_to_end
         for name in reversed(names):
-            slot = self._by_name.get(name)
-            if slot is not None and self._refs[slot] == 0:
-                self._evictable.move_to_end(slot)
+            slot = get(name)
+            if slot is not None and refs[slot] == 0:
+                to_end(slot)
 
     def quarantine(self, slots: Sequence[int]) -> None:
         """Take unnamed slots out of circulation: a peer may still write into them. Drops the

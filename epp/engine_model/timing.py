@@ -1,7 +1,8 @@
 """How long an engine step takes: chunked prefill (linear + quadratic in context) and decode.
 
-Fitted to published figures (gpt-oss-120b, Llama-3.1-8B and GLM-5.2-FP8 on H200); the fits reproduce
-published recompute times within 7%. Used by the emulated engine (real time) and by the simulator (virtual
+Fitted to published crossover tables (gpt-oss-120b, Llama-3.1-8B and GLM-5.2-FP8 on H200, within 7.1%) by
+`simulator.calibration`, which says where each value comes from; decode values are assumed within what the
+hardware can do. Used by the emulated engine (real time) and by the simulator (virtual
 time), so that both speak of the same machine. Pure arithmetic: no clock, no sleeping.
 """
 
@@ -66,29 +67,29 @@ class EngineTiming:
 PRESETS = {
     "gpt-oss-120b": EngineTiming(
         chunk_tokens=8192,
-        chunk_ms=26.9,
-        token_us=24.6,
-        context_ns=0.496,
+        chunk_ms=27.0,
+        token_us=24.54,
+        context_ns=0.497,
         decode_step_ms=4.2,
         decode_sequence_ms=0.35,
         decode_context_ns=9.2,
     ),
     "glm-5.2": EngineTiming(
         chunk_tokens=8192,
-        chunk_ms=286.0,
-        token_us=91.5,
-        context_ns=0.656,
+        chunk_ms=286.05,
+        token_us=91.51,
+        context_ns=0.6557,
         decode_step_ms=20.0,  # not published: chosen
         decode_sequence_ms=0.5,  # not published: chosen
-        decode_context_ns=9.2,  # not published: as gpt-oss
+        decode_context_ns=24.1,  # 92.6 KB a token at 80% of 4.8 TB/s
     ),
     "llama-3.1-8b": EngineTiming(
         chunk_tokens=8192,
-        chunk_ms=7.2,
-        token_us=21.4,
-        context_ns=1.12,
-        decode_step_ms=2.99,
-        decode_sequence_ms=0.35,
-        decode_context_ns=23.0,
+        chunk_ms=7.446,
+        token_us=21.2,
+        context_ns=1.136,
+        decode_step_ms=4.18,
+        decode_sequence_ms=0.05,
+        decode_context_ns=34.1,
     ),
 }

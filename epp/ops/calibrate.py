@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--for-source-class", help="write an override for this source class")
     add("--document", type=Path, metavar="FILE", help="write the PullThresholds document here")
     add("--config-map", type=Path, metavar="FILE", help="write it in a ConfigMap here")
-    add("--apply", action="store_true", help="kubectl apply the ConfigMap")
+    add(
+        "--apply",
+        action="store_true",
+        help="apply the ConfigMap: by kubectl, else by this process's own account",
+    )
     add("--name", default="kvpull-thresholds", help="of the ConfigMap")
     add("--namespace")
     add("--plot", type=Path, metavar="PNG", help="needs the extra `plots`")
@@ -133,6 +139,8 @@ def _write(arguments: argparse.Namespace, done: Any) -> int:
 
 
 def _apply(config_map: str) -> int:
+    if shutil.which("kubectl") is None:
+        return _apply_without_kubectl(config_map)
     try:
         ended = subprocess.run(
             ["kubectl", "apply", "-f", "-"], input=config_map, text=True, timeout=_KUBECTL_S, check=False
@@ -141,6 +149,30 @@ def _apply(config_map: str) -> int:
         print(f"kvpull: kubectl apply: {error}", file=sys.stderr)
         return 3
     return 0 if ended.returncode == 0 else 3
+
+
+def _apply_without_kubectl(config_map: str) -> int:
+    from epp.ops.config_map_writer import write_config_map
+    from sidecar.pool_watch.access import Environment, KubeAccess
+    from sidecar.pool_watch.errors import KubeError
+    from sidecar.yaml_text import load_yaml
+
+    async def write() -> str:
+        access = KubeAccess(Environment.of_process())
+        await access.open()
+        try:
+            return await write_config_map(access, manifest)
+        finally:
+            await access.close()
+
+    manifest: Any = load_yaml(config_map, max_bytes=1 << 20)
+    try:
+        done = asyncio.run(write())
+    except KubeError as error:
+        print(f"kvpull: --apply: {error}", file=sys.stderr)
+        return 3
+    print(f"kvpull: ConfigMap {manifest['metadata']['name']} {done}", file=sys.stderr)
+    return 0
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from epp.ops.calibrate import add_arguments as add_calibrate_arguments
 from epp.ops.calibrate import run as run_calibrate
+from epp.ops.show_config import add_arguments as add_config_arguments
 from epp.ops.size import add_arguments as add_size_arguments
 from epp.ops.size import run as run_size
 
 
 def add_commands(commands: Any) -> None:
-    """Add explain, replay, calibrate, size, thresholds and doctor to an argparse sub-parser group."""
+    """Add explain, replay, calibrate, size, thresholds, config and doctor to an argparse sub-parser group."""
     explain = commands.add_parser("explain", help="say why a request got its destination and source")
     explain.add_argument("id", help="decision id or request id")
     _add_asking(explain)
@@ -56,6 +57,9 @@ def add_commands(commands: Any) -> None:
     check = actions.add_parser("check", help="validate documents and merge them as a picker would")
     check.add_argument("files", type=Path, nargs="+")
     check.set_defaults(run=_check)
+    add_config_arguments(
+        commands.add_parser("config", help="EndpointPickerConfig: is a file good, and what does it mean")
+    )
     _add_doctor(commands)
 
 

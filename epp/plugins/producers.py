@@ -4,13 +4,15 @@ policy themselves. Names, aliases and defaults: llm-d-router at ebab687.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from epp.plugins.parameters import MAX_TOKENS, DurationS, Parameters, Weight
+from epp.plugins.parameters import MAX_TOKENS, DurationS, HeaderName, Parameters, Weight
+from epp.plugins.plugin_type import PREFIX_NEED, Data, HeaderSource, Kind, Need, PluginType
 
 MAX_SPECULATIVE_TTL_S = 3_600.0
+MAX_BLOCK_SIZE_TOKENS = 1 << 20
 
 
 class TokenProcessorConfig(Parameters):
@@ -70,7 +72,8 @@ class P2PSourceProducerParameters(Parameters):
 
 
 class LocalTokenizerParameters(Parameters):
-    """The model's tokenizer in this process."""
+    """The model's tokenizer in this process. The last four say how the engines' servers were started, under
+    the names of those flags: they change tokens."""
 
     path: str  # directory with tokenizer.json, tokenizer_config.json, chat_template.jinja
     chat_template_path: str | None = None  # a file, where the engines run with --chat-template
@@ -78,18 +81,22 @@ class LocalTokenizerParameters(Parameters):
         default=256, ge=0, le=1 << 20, alias="cacheSizeMiB"
     )  # ids of texts seen before
     workers: int | None = Field(default=None, ge=1, le=64)  # threads; absent: one core is left to the loop
+    default_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    exclude_tools_when_tool_choice_none: bool = False
+    anthropic_disabled_thinking_effort: Literal["auto", "none", "low", "medium", "high", "xhigh", "max"] = (
+        "auto"
+    )
 
 
 class VllmTokenizerParameters(Parameters):
-    """vLLM's render endpoint (`--enable-scale-out`, or `vllm launch render`).
-
-    `mmTimeout` is accepted: prompts with parts besides text are "no match" here.
-    """
+    """vLLM's render endpoint (`--enable-scale-out`, or `vllm launch render`)."""
 
     url: str = Field(default="http://localhost:8000", pattern=r"^https?://[^/@?#\s]+$")
     pool: bool = False  # ask the pool's own endpoints in turn, at their serving ports, instead of `url`
     # most it adds to a request; absent: --tokenizer-budget (reference: 5s)
     timeout: Annotated[DurationS, Field(gt=0.0)] | None = None
+    # the same for prompts with pictures and the like; absent: not asked, for it fetches and decodes them
     mm_timeout: Annotated[DurationS, Field(gt=0.0)] | None = None
     ca_cert_path: str | None = None  # PEM file; with `pool` also: the endpoints speak https
     client_cert_path: str | None = None
@@ -128,20 +135,134 @@ class TokenProducerParameters(Parameters):
         return self.local is not None or self.vllm is not None
 
 
-class FileDiscoveryParameters(Parameters):
-    path: str
-    watch_file: bool = True
+class ApproxPrefixCacheProducerParameters(Parameters):
+    """What endpoints hold, guessed from what was sent there: no events needed. The reference keeps an
+    LRU of blocks; here prompts lose their tails first (a tree), so that the common head goes last."""
+
+    auto_tune: bool = True
+    block_size_tokens: int = Field(default=16, ge=1, le=MAX_BLOCK_SIZE_TOKENS)  # at least 64 is used
+    lru_capacity_per_server: int = Field(default=31_250, ge=1, le=1 << 28)  # blocks of one endpoint
+    max_prefix_tokens_to_match: int = Field(default=131_072, ge=0, le=MAX_TOKENS)  # 0: see blocks
+    max_prefix_blocks_to_match: int = Field(default=2_048, ge=1, le=1 << 24)  # where tokens are 0
+
+
+class InflightLoadProducerParameters(Parameters):
+    """What this picker has sent and not seen the end of, held as leases."""
+
+    add_estimated_output_tokens: bool = False
+    output_ratio: float = Field(default=1.5, ge=0.0, le=1_000.0)  # output tokens per prompt token
+    max_estimated_output_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
+    prefix_match_info_producer_name: str | None = None
+    sync_cross_replica_state: bool = False
+
+
+class SessionIdProducerParameters(Parameters):
+    """Attribute `session-id`."""
+
+    header_name: HeaderName | None = None
+    cookie_name: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> SessionIdProducerParameters:
+        if (self.header_name is None) == (self.cookie_name is None):
+            raise ValueError("give either headerName or cookieName")
+        return self
+
+    @property
+    def source(self) -> HeaderSource:
+        return (
+            HeaderSource(self.header_name) if self.header_name else HeaderSource("cookie", self.cookie_name)
+        )
+
+
+def _names_producer(parameters: InflightLoadProducerParameters) -> bool:
+    return parameters.prefix_match_info_producer_name is not None
+
+
+AGENT_IDENTITY = tuple(
+    map(HeaderSource, ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"))
+)
 
 
 class DisaggProfiles(Parameters):
     decode: str = "decode"
     prefill: str = "prefill"
+    encode: str | None = None
 
 
 class DisaggDeciders(Parameters):
-    prefill: str
+    prefill: str | None = None
+    encode: str | None = None
 
 
 class DisaggProfileHandlerParameters(Parameters):
+    """`whenNoPrefill` is ours: what happens to a request that is to be split when no prefill endpoint is
+    there. `decode`: it is computed where it is served, and that is counted."""
+
+    stage_order: Literal["decode-first", "prefill-first"] = "decode-first"
     profiles: DisaggProfiles = Field(default_factory=DisaggProfiles)
-    deciders: DisaggDeciders
+    deciders: DisaggDeciders = Field(default_factory=DisaggDeciders)
+    when_no_prefill: Literal["refuse", "decode"] = "refuse"
+
+    @model_validator(mode="after")
+    def _stages(self) -> DisaggProfileHandlerParameters:
+        if self.deciders.encode is not None:
+            raise ValueError(
+                "deciders.encode: encode disaggregation is not part of kvpull; leave it out, and prompts "
+                "with images are served by the decode endpoint"
+            )
+        if self.stage_order == "prefill-first" and self.deciders.prefill is not None:
+            raise ValueError(
+                "deciders.prefill: prefill-first always has a prefill stage; take the decider out"
+            )
+        return self
+
+
+_LEARNED = "the index learns every engine's own block size and hashing from its events"
+ROWS = (
+    PluginType("single-profile-handler", Kind.PROFILE_HANDLER),
+    PluginType("disagg-profile-handler", Kind.PROFILE_HANDLER, DisaggProfileHandlerParameters),
+    PluginType(
+        "precise-prefix-cache-producer",
+        Kind.PRODUCER,
+        PrecisePrefixCacheProducerParameters,
+        needs=(Need(Data.TOKENS, optional=True),),  # else --tokenizer
+        provides=Data.PREFIX_MATCH,
+        ignored={
+            "token_processor_config": _LEARNED,
+            "indexer_config.kv_block_index_config": "holders are never evicted by count",
+            "kv_events_config.zmq_endpoint": "every engine is dialled at its own events port",
+            "kv_events_config.topic_filter": "an engine is known by its connection, not by its topic",
+            "kv_events_config.concurrency": "one loop reads all engines",
+            "kv_events_config.engine_type": "vLLM's and SGLang's events are told apart by their content",
+            "kv_events_config.discover_pods": "every endpoint of the pool is subscribed to",
+            "kv_events_config.pod_discovery_config": "the pool says which pods and ports there are",
+        },
+    ),
+    PluginType(
+        "approx-prefix-cache-producer",
+        Kind.PRODUCER,
+        ApproxPrefixCacheProducerParameters,
+        needs=(Need(Data.TOKENS),),
+        provides=Data.PREFIX_MATCH,
+        ignored={"auto_tune": "blockSizeTokens (at least 64) and lruCapacityPerServer are taken as written"},
+    ),
+    PluginType(
+        "p2p-source-producer",
+        Kind.PRODUCER,
+        P2PSourceProducerParameters,
+        needs=(PREFIX_NEED,),
+        ignored={"prefill_profile_name": "a source is named for wherever the prompt is computed"},
+    ),
+    PluginType("token-producer", Kind.PRODUCER, TokenProducerParameters, provides=Data.TOKENS),
+    PluginType(
+        "inflight-load-producer",
+        Kind.PRODUCER,
+        InflightLoadProducerParameters,
+        needs=(Need(Data.PREFIX_MATCH, "prefix_match_info_producer_name", _names_producer),),
+        provides=Data.INFLIGHT_LOAD,
+        ignored={"sync_cross_replica_state": "each replica counts what it has sent itself"},
+    ),
+    PluginType("session-id-producer", Kind.PRODUCER, SessionIdProducerParameters),
+    PluginType("agent-identity", Kind.PRODUCER),
+)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from epp.core.errors import ConfigError
 from epp.plugins.producers import LocalTokenizerParameters, TokenProducerParameters, VllmTokenizerParameters
+from epp.request.engine_flags import EngineFlags, refused_defaults
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.render import RenderLimits, RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
@@ -48,7 +49,9 @@ class TokeniserPlan:
 def _local(parameters: LocalTokenizerParameters, budget_s: float) -> LocalTokeniser:
     template = parameters.chat_template_path
     tokenizer = LocalTokenizer.load(
-        Path(parameters.path), chat_template_path=None if template is None else Path(template)
+        Path(parameters.path),
+        chat_template_path=None if template is None else Path(template),
+        flags=_flags(parameters),
     )
     service = LocalTokeniser(
         tokenizer,
@@ -58,7 +61,8 @@ def _local(parameters: LocalTokenizerParameters, budget_s: float) -> LocalTokeni
     )
     rules = service.rules
     if rules.any:
-        where = "blanks and special tokens" if rules.at_blanks else "special tokens"
+        places = {"blanks": rules.at_blanks, "marks": rules.at_marks, "special tokens": bool(rules.tokens)}
+        where = " and ".join(place for place, shown in places.items() if shown)
         _log.info("tokenizer %s: incremental, cut at %s", parameters.path, where)
     else:
         _log.warning("tokenizer %s: every text is encoded whole", parameters.path)
@@ -67,6 +71,18 @@ def _local(parameters: LocalTokenizerParameters, budget_s: float) -> LocalTokeni
     if not tokenizer.has_chat_template:
         _log.warning("tokenizer %s: no chat template; chats are routed by load", parameters.path)
     return service
+
+
+def _flags(parameters: LocalTokenizerParameters) -> EngineFlags:
+    refused = refused_defaults(parameters.default_chat_template_kwargs)
+    if refused is not None:
+        raise ConfigError(f"token-producer: defaultChatTemplateKwargs: {refused} is not for a default")
+    return EngineFlags(
+        default_template_kwargs=parameters.default_chat_template_kwargs,
+        content_format=parameters.chat_template_content_format,
+        drops_unused_tools=parameters.exclude_tools_when_tool_choice_none,
+        disabled_thinking=parameters.anthropic_disabled_thinking_effort,
+    )
 
 
 def _vllm(
@@ -94,6 +110,7 @@ def _vllm(
         members,
         limits=RenderLimits(
             budget_s=parameters.timeout or budget_s,
+            items_budget_s=parameters.mm_timeout,
             max_in_flight=parameters.max_in_flight,
             max_answer_bytes=parameters.max_answer_bytes,
         ),

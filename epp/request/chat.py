@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from epp.request.content_format import ContentFormat
+from epp.request.items import shown_item
 
 _TEXT_PART_FIELDS: Final = {
     "text": "text",
@@ -42,13 +43,18 @@ class Unrenderable(ValueError):
 
 
 def engine_messages(
-    messages: Sequence[Any], content_format: ContentFormat, *, knows_developer: bool = True
+    messages: Sequence[Any],
+    content_format: ContentFormat,
+    *,
+    knows_developer: bool = True,
+    with_items: bool = False,
 ) -> list[dict[str, Any]]:
     """`messages` as the engine's template sees them; raises `Unrenderable`. For a template that does
-    not know the developer role its messages are part of the one system message."""
+    not know the developer role its messages are part of the one system message. `with_items`: pictures and
+    the like may be among the parts, of whose tokens the text then says nothing."""
     if not messages:
         raise Unrenderable("no_messages")
-    shaped = [_engine_message(message, content_format) for message in messages]
+    shaped = [_engine_message(message, content_format, with_items) for message in messages]
     if not knows_developer and any(message["role"] == "developer" for message in shaped):
         return _with_one_system(shaped)
     return shaped
@@ -85,11 +91,12 @@ def _engine_tool(tool: Any) -> dict[str, Any]:
     )
 
 
-def _engine_message(message: Any, content_format: ContentFormat) -> dict[str, Any]:
+def _engine_message(message: Any, content_format: ContentFormat, with_items: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise Unrenderable("message_shape")
     role = message["role"]
-    shaped: dict[str, Any] = {"role": role, "content": _content(role, message.get("content"), content_format)}
+    content = _content(role, message.get("content"), content_format, with_items)
+    shaped: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         calls = message.get("tool_calls")
         if calls:
@@ -112,14 +119,18 @@ def _engine_message(message: Any, content_format: ContentFormat) -> dict[str, An
 # ---- content ---------------------------------------------------------------------------------------
 
 
-def _content(role: str, content: Any, content_format: ContentFormat) -> str | list[dict[str, Any]]:
+def _content(
+    role: str, content: Any, content_format: ContentFormat, with_items: bool
+) -> str | list[dict[str, Any]]:
     """Cases: missing or null -> no part; text -> one part; list -> its parts. A template that wants
     text gets the parts that are not empty, on lines; a tool result is one text for every template."""
     parts = _parts(content)
     if role == "system":
         parts = _without_billing_header(parts)
-    shaped = [_part(part) for part in parts]
+    shaped = [_part(part, with_items) for part in parts]
     if content_format == "string":
+        if any(part is not None and "text" not in part for part in shaped):
+            raise Unrenderable("multimodal_text")  # the model's own placeholder, in front of all texts
         return "\n".join(part["text"] for part in shaped if part is not None and part["text"])
     kept = [_visible(part, given) for part, given in zip(shaped, parts, strict=True) if part is not None]
     if role == "tool" and all(part["type"] == "text" for part in kept):
@@ -149,8 +160,8 @@ def _without_billing_header(parts: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _part(part: Any) -> dict[str, Any] | None:
-    """`part` as type and text; None: the engine skips it."""
+def _part(part: Any, with_items: bool) -> dict[str, Any] | None:
+    """`part` as type and text, an item as a template sees it; None: the engine skips it."""
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise Unrenderable("part_shape")
     kind = part["type"]
@@ -158,7 +169,10 @@ def _part(part: Any) -> dict[str, Any] | None:
         return {"type": kind, "text": part["name"]}
     field = _TEXT_PART_FIELDS.get(kind)
     if field is None or part.get("uuid") is not None:
-        raise Unrenderable("multimodal_part")
+        item = shown_item(part) if with_items else None
+        if item is None:
+            raise Unrenderable("multimodal_part")
+        return item
     text = part.get(field)
     if isinstance(text, str):
         return {"type": "text", "text": text}
@@ -170,6 +184,8 @@ def _part(part: Any) -> dict[str, Any] | None:
 def _visible(part: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] == "tool_reference":
         return {"type": "tool_reference", "name": part["text"]}
+    if part["type"] != "text":
+        return part
     return part | {key: value for key, value in given.items() if key not in _READ_PART_KEYS}
 
 

@@ -8,9 +8,9 @@ model directory and is trusted as far as the sandbox goes; a request's own templ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -19,7 +19,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from epp.request.chat import Unrenderable, engine_messages, engine_tools
-from epp.request.content_format import content_format
+from epp.request.content_format import ContentFormat, content_format
+from epp.request.prompts import ChatPrompt
+
+ContentFormatFlag = Literal["auto", "string", "openai"]
 
 # the mark of transformers itself: some templates look for it
 _CONTINUE_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -38,56 +41,54 @@ _TEMPLATE_FAULTS: Final = (
 class ChatTemplate:
     """Compiled template; rendering is pure apart from `strftime_now`. Thread-safe."""
 
-    def __init__(self, source: str) -> None:
-        """Raises `jinja2.TemplateSyntaxError` when `source` is not a template."""
+    def __init__(self, source: str, *, content_format_flag: ContentFormatFlag = "auto") -> None:
+        """`content_format_flag`: the engine's --chat-template-content-format. Raises
+        `jinja2.TemplateSyntaxError` when `source` is not a template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self.content_format: Final = content_format(environment.parse(source))
+        self.content_format: Final[ContentFormat] = (
+            content_format(environment.parse(source))
+            if content_format_flag == "auto"
+            else content_format_flag
+        )
         self._knows_developer = "'developer'" in source or '"developer"' in source
         self._names_content = "content" in source
         self._template = environment.from_string(source)
 
-    def render(
-        self,
-        messages: Sequence[Any],
-        tools: Sequence[Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> str:
-        """The prompt text of a chat, begin token included where the template writes one.
+    def render(self, prompt: ChatPrompt, variables: Mapping[str, Any], tools: Sequence[Any] | None) -> str:
+        """The prompt text of a chat, begin token included where the template writes one. `variables` of the
+        template and `tools` are those that are in force, whatever `prompt` says of them.
 
         Raises:
             Unrenderable: the engine would refuse this chat, or the template itself does.
         """
-        if continue_final_message and add_generation_prompt:
+        if prompt.continue_final_message and prompt.add_generation_prompt:
             raise Unrenderable("continue_and_generate")
-        shaped = engine_messages(messages, self.content_format, knows_developer=self._knows_developer)
+        shaped = engine_messages(
+            prompt.messages,
+            self.content_format,
+            knows_developer=self._knows_developer,
+            with_items=bool(prompt.items),
+        )
         final = ""
-        if continue_final_message:
+        if prompt.continue_final_message:
             if not self._names_content:
                 raise Unrenderable("continue_not_rendered")
             final = _mark_final(shaped[-1])
-        values = (
-            {"documents": None}
-            | template_kwargs
-            | {
-                "messages": shaped,
-                "tools": engine_tools(tools),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        values = {"documents": None, **variables}
+        values["messages"] = shaped
+        values["tools"] = engine_tools(tools)
+        values["add_generation_prompt"] = prompt.add_generation_prompt
         _check_documents(values["documents"])
         try:
             text = self._template.render(values)
         except _TEMPLATE_FAULTS as error:
             raise Unrenderable("template_refused") from error
-        return _cut_at_mark(text, final) if continue_final_message else text
+        return _cut_at_mark(text, final) if prompt.continue_final_message else text
 
 
 class _Generation(Extension):

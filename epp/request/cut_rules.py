@@ -2,11 +2,12 @@
 
 A tokenizer works in steps: split at added tokens, normalise each piece, split it again, split it into
 words (pre-tokenizer), encode each word. A cut is exact where every step would separate the text anyway.
-Two kinds of cuts are shown to be so, from the tokenizer's own JSON (docs/tokens.md has the argument):
+Three kinds of cuts are shown to be so, from the tokenizer's own JSON (docs/tokens.md has the argument):
 
 * in front of an added token that is found in the raw text, whatever stands around it;
 * in front of a blank behind a letter or digit, if normalizer, pre-tokenizer and added tokens are of
-  kinds for which that is a boundary in every text.
+  kinds for which that is a boundary in every text;
+* in front of a mark behind a letter of East Asian texts, which have no blanks, on the same conditions.
 
 Whatever is not recognised is refused with a reason; then the text is encoded whole. It must not guess.
 """
@@ -15,18 +16,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from epp.request.regex_paths import BlankRule, UnprovenPattern, blank_rule
+from epp.request.regex_paths import LETTERS, MARKS, BlankRule, UnprovenPattern, blank_rule, mark_rule
 
 GPT2_PATTERN: Final = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # inside ByteLevel
 )
 MAX_CUT_TOKENS: Final = 512
+AT_MARK: Final = re.compile(f"(?<=[{''.join(f'{first}-{last}' for first, last in LETTERS)}])[{MARKS}]")
 
 _MODELS: Final = frozenset(("BPE", "WordPiece", "WordLevel", "Unigram"))
 _NORMALIZERS: Final = frozenset(
@@ -99,11 +101,12 @@ class CutRules:
 
     tokens: tuple[str, ...] = field(default=(), repr=False)  # a cut may be made in front of these
     at_blanks: bool = False  # and in front of a blank behind a letter or digit
+    at_marks: bool = False  # and in front of a mark behind a letter (`regex_paths.MARKS`, `LETTERS`)
     reasons: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
-        return bool(self.tokens) or self.at_blanks
+        return bool(self.tokens) or self.at_blanks or self.at_marks
 
 
 def cut_rules(tokenizer: Tokenizer) -> CutRules:
@@ -125,7 +128,7 @@ def cut_rules(tokenizer: Tokenizer) -> CutRules:
     except Unsafe as reason:
         at_blanks = False
         reasons.append(f"not at blanks: {reason}")
-    return CutRules(tokens, at_blanks, tuple(reasons))
+    return CutRules(tokens, at_blanks, _at_marks(tokenizer, state), tuple(reasons))
 
 
 # --- both kinds ---------------------------------------------------------------------------------
@@ -234,9 +237,38 @@ def _begins_word(step: Mapping[str, Any]) -> bool:
     raise Unsafe(f"pre-tokenizer {kind} in this form")
 
 
-def _pattern_begins_word(pattern: str) -> bool:
+# --- in front of marks --------------------------------------------------------------------------
+def _at_marks(tokenizer: Tokenizer, state: Mapping[str, Any]) -> bool:
+    """Stricter than for blanks: only what byte-level tokenizers are made of."""
+    if {step["type"] for step in _steps(state["normalizer"])} - {"NFC"}:
+        return False  # others may leave something else behind a letter
+    for token in state["added_tokens"]:
+        content = token["content"]
+        normalizer = tokenizer.normalizer
+        forms = {content} if normalizer is None else {content, normalizer.normalize_str(content)}
+        if any(AT_MARK.search(form) or (token["single_word"] and form[:1] in MARKS) for form in forms):
+            return False
     try:
-        rule = blank_rule(pattern)
+        return any(_begins_word_at_marks(step) for step in _steps(state["pre_tokenizer"]))
+    except Unsafe:
+        return False
+
+
+def _begins_word_at_marks(step: Mapping[str, Any]) -> bool:
+    """See `_begins_word`."""
+    kind = step["type"]
+    if kind == "Digits":
+        return False
+    if kind == "ByteLevel" and step.get("use_regex", True) and not step.get("add_prefix_space", True):
+        return _pattern_begins_word(GPT2_PATTERN, mark_rule)
+    if kind == "Split" and step["behavior"] in ("Isolated", "Removed") and "Regex" in step["pattern"]:
+        return _pattern_begins_word(step["pattern"]["Regex"], mark_rule)
+    raise Unsafe(f"pre-tokenizer {kind} in this form")
+
+
+def _pattern_begins_word(pattern: str, rule_of: Callable[[str], BlankRule] = blank_rule) -> bool:
+    try:
+        rule = rule_of(pattern)
     except UnprovenPattern as reason:
         raise Unsafe(f"pre-tokenizer pattern: {reason}") from reason
     if rule is BlankRule.JOINS:

@@ -7,6 +7,7 @@ It must not log or keep texts.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,17 @@ from epp.request.segments import SEGMENT_CHARS, Segmenter
 from epp.request.token_cache import TokenCache
 
 LONG_SEGMENT_CHARS: Final = 64 << 10  # tens of milliseconds in one call that nothing can interrupt
+# Its ids come as one list, which holds the interpreter for about 50 ns each, and so does the end of the list
+# and of the encoding behind it: 5 ms. More than that is not encoded at all.
+MAX_SEGMENT_TOKENS: Final = 100_000
+MAX_SEGMENT_CHARS: Final = 1 << 20  # of whatever tokenizer
+_SAMPLES: Final = 16
+_SAMPLE_CHARS: Final = 256
 _PROBES: Final = ("a", "0 z", ". B")
+
+
+class TooLong(ValueError):
+    """A text without a place to cut, of more tokens than may be read at once. No text in the message."""
 
 
 class TextEncoder(Protocol):
@@ -57,6 +68,7 @@ class IncrementalEncoder:
 
         Raises:
             UnicodeEncodeError: lone surrogates; no engine has ids for them.
+            TooLong: see there.
         """
         steps = self.steps(text, add_special_tokens)
         while True:
@@ -83,6 +95,8 @@ class IncrementalEncoder:
 
     def _remembered(self, segment: str, add_special_tokens: bool) -> Generator[bool, None, bytes]:
         counters = self.counters
+        if len(segment) > MAX_SEGMENT_CHARS:
+            raise TooLong
         digest = self._cache.digest(segment.encode(), add_special_tokens)
         ids = self._cache.get(digest)
         if ids is not None:
@@ -90,12 +104,21 @@ class IncrementalEncoder:
             return ids
         if len(segment) > LONG_SEGMENT_CHARS:
             yield True
+            if self._expected_tokens(segment) > MAX_SEGMENT_TOKENS:
+                raise TooLong
         encoded = array("I", self._encoder.encode(segment, add_special_tokens))
         counters.encoded_tokens += len(encoded)
         ids = encoded.tobytes()
         self._cache.put(digest, ids)
         yield False
         return ids
+
+    def _expected_tokens(self, segment: str) -> float:
+        """From samples at random places: who writes a text does not know which."""
+        pick = random.SystemRandom().randrange
+        starts = [pick(len(segment) - _SAMPLE_CHARS) for _ in range(_SAMPLES)]
+        sample = " ".join(segment[start : start + _SAMPLE_CHARS] for start in starts)
+        return len(self._encoder.encode(sample, False)) * len(segment) / len(sample)
 
 
 def _special_frame(encoder: TextEncoder) -> tuple[bytes, bytes] | None:

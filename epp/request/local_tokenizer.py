@@ -20,6 +20,9 @@ from epp.core.errors import ConfigError
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
 from epp.request.cut_rules import CutRules, cut_rules
+from epp.request.engine_flags import DEFAULT_FLAGS, EngineFlags, probed_effort
+from epp.request.items import ItemPlaces
+from epp.request.prompts import ChatPrompt
 from epp.request.tokenizer_class import renders_in_code, unread_reason
 
 
@@ -33,6 +36,8 @@ class LocalTokenizer:
         chat_template: ChatTemplate | None = None,
         tool_template: ChatTemplate | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        item_places: ItemPlaces | None = None,
+        flags: EngineFlags = DEFAULT_FLAGS,
     ) -> None:
         """`tool_template` renders chats with tools, where a model has one for them; `special_tokens` by
         the names under which templates know them (`bos_token`, ...)."""
@@ -40,6 +45,9 @@ class LocalTokenizer:
         self._chat_template = chat_template
         self._tool_template = tool_template or chat_template
         self._special_tokens = dict(special_tokens or {})
+        self.item_places: Final = item_places or ItemPlaces({})
+        self._flags = flags
+        self._disabled_effort: str | None = None
         bos_token, eos_token = map(self._special_tokens.get, ("bos_token", "eos_token"))
         self._cut_rules: CutRules | None = None
         self.bos_token: Final = bos_token
@@ -49,8 +57,15 @@ class LocalTokenizer:
         self.vocab_size: Final = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, directory: Path, *, chat_template_path: Path | None = None) -> LocalTokenizer:
-        """`chat_template_path` replaces the directory's own template, as the engine's --chat-template does.
+    def load(
+        cls,
+        directory: Path,
+        *,
+        chat_template_path: Path | None = None,
+        flags: EngineFlags = DEFAULT_FLAGS,
+    ) -> LocalTokenizer:
+        """`chat_template_path` replaces the directory's own template, as the engine's --chat-template does;
+        `flags` are others of the engine's.
 
         Raises:
             ConfigError: names the file and what is wrong with it.
@@ -71,13 +86,16 @@ class LocalTokenizer:
                 f"{path}: {unread}, so its tokens would not be the engine's; save the tokenizer with the "
                 "engine's transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and use that"
             )
-        in_code = renders_in_code(_read_config(directory / "config.json"))
-        templates = {} if in_code else _read_templates(directory, config, chat_template_path)
+        model_config = _read_config(directory / "config.json")
+        in_code = renders_in_code(model_config)
+        templates = {} if in_code else _read_templates(directory, config, chat_template_path, flags)
         return cls(
             tokenizer,
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
             special_tokens=dict(_special_tokens(config)),
+            item_places=ItemPlaces(model_config),
+            flags=flags,
         )
 
     @property
@@ -111,21 +129,35 @@ class LocalTokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """Prompt text of a chat; encode it *without* special tokens: the template writes its own.
+        """`prompt_text` of a chat in the terms of transformers."""
+        prompt = ChatPrompt(
+            list(messages),
+            None if tools is None else list(tools),
+            add_generation_prompt,
+            continue_final_message,
+            template_kwargs,
+        )
+        return self.prompt_text(prompt)
+
+    def prompt_text(self, prompt: ChatPrompt) -> str:
+        """Prompt text of a chat; encode it *without* special tokens unless the client wants them: the
+        template writes its own.
 
         Raises:
             Unrenderable: no template, or the engine would refuse this chat.
         """
+        tools = self._flags.tools(prompt)
         template = self._chat_template if tools is None else self._tool_template
         if template is None:
             raise Unrenderable("no_chat_template")
-        return template.render(
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **(self._special_tokens | template_kwargs),
-        )
+        given = self._flags.template_kwargs(prompt, self._effort_of_disabled_thinking)
+        return template.render(prompt, self._special_tokens | given, tools)
+
+    def _effort_of_disabled_thinking(self) -> str:
+        if self._disabled_effort is None:
+            flag = self._flags.disabled_thinking
+            self._disabled_effort = probed_effort(self.prompt_text) if flag == "auto" else flag
+        return self._disabled_effort
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -140,7 +172,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_templates(directory: Path, config: dict[str, Any], given: Path | None) -> dict[str, ChatTemplate]:
+def _read_templates(
+    directory: Path, config: dict[str, Any], given: Path | None, flags: EngineFlags
+) -> dict[str, ChatTemplate]:
     """Templates by name; the engine asks for "tool_use" where a chat has tools, else for "default"."""
     path = given or directory / "chat_template.jinja"
     sources: Any = config.get("chat_template")
@@ -154,7 +188,10 @@ def _read_templates(directory: Path, config: dict[str, Any], given: Path | None)
     if given is None and path.is_file() and more.is_file():
         sources = {**sources, "tool_use": _read_text(more)}
     try:
-        return {name: ChatTemplate(source) for name, source in (sources or {}).items()}
+        return {
+            name: ChatTemplate(source, content_format_flag=flags.content_format)
+            for name, source in (sources or {}).items()
+        }
     except (jinja2.TemplateError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a chat template: {error}") from error
 

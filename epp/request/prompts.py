@@ -60,7 +60,6 @@ class Reason(enum.StrEnum):
     SERVER_STATE = "server_state"
     PARTIAL_ITEM = "partial_item"
     INLINE_SYSTEM = "inline_system"
-    DISABLED_THINKING = "disabled_thinking"
     TOOL_CHANGE = "tool_change"
 
 
@@ -90,7 +89,10 @@ class TokenPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation and everything else that reaches the chat template. Messages are those of
-    /v1/chat/completions, as the client sent them or as the engine converts another API to them."""
+    /v1/chat/completions, as the client sent them or as the engine converts another API to them. `items`:
+    the kinds of pictures and the like in them; only what is in front of the first can be known.
+    `tools_off`: no tool may be called; `thinking_disabled`: in the way of /v1/messages. What these two
+    come to depends on the engine's flags. `responses`: the fields of /v1/responses that it came from."""
 
     messages: list[Any] = field(repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
@@ -98,6 +100,10 @@ class ChatPrompt:
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     add_special_tokens: bool = False
+    items: frozenset[str] = frozenset()
+    tools_off: bool = False
+    thinking_disabled: bool = False
+    responses: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

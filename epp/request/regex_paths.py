@@ -1,7 +1,8 @@
 """Which characters can follow one another inside a match of a pre-tokenizer's regular expression.
 
 Why: a text may be cut before a blank only if no match of the pattern can hold a visible character
-with a blank (U+0020) right behind it. That is decided from the pattern alone: its atoms (one
+with a blank (U+0020) right behind it; the same for the marks of East Asian texts (`MARKS`) behind one of
+their letters (`LETTERS`). That is decided from the pattern alone: its atoms (one
 character each) and which atom may follow which (Glushkov's construction). Everything is
 over-approximated; syntax that is not understood here is `UnprovenPattern`, never a guess. This
 module must not run patterns.
@@ -19,12 +20,27 @@ class UnprovenPattern(ValueError):
     """The pattern has syntax about which nothing is shown here."""
 
 
+# in Unicode since 3.0, so that all tables agree: category Po, and Lo (Han, Hiragana, Katakana, Hangul)
+MARKS: Final = "、。！，：；？"
+LETTERS: Final = (("\u4e00", "\u9fa5"), ("\u3041", "\u3096"), ("\u30a1", "\u30fa"), ("\uac00", "\ud7a3"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Atom:
-    """One character of a match: may it be U+0020, may it be a character that is no white space?"""
+    """One character of a match: may it be U+0020, may it be a character that is no white space? May it be one
+    of `MARKS`, of `LETTERS`, and may it be each of them?"""
 
     blank: bool
     visible: bool
+    mark: bool = False
+    every_mark: bool = False
+    letter: bool = False
+    every_letter: bool = False
+
+    def negated(self, *, blank: bool, visible: bool) -> _Atom:
+        return _Atom(
+            blank, visible, not self.every_mark, not self.mark, not self.every_letter, not self.letter
+        )
 
 
 @dataclass(slots=True)
@@ -46,7 +62,8 @@ _MAX_PATTERN_CHARS: Final = 4096
 
 
 class BlankRule(enum.Enum):
-    """What a pattern does with a blank that has a visible character in front of it.
+    """What a pattern does with a blank that has a visible character in front of it, or a mark that has a
+    letter there.
 
     JOINS: a match may hold both, nothing is shown. APART: no match holds both, and matching the text
     up to the blank and from the blank on gives the same matches as matching it whole; between matches
@@ -66,7 +83,16 @@ def blank_rule(pattern: str) -> BlankRule:
     Raises:
         UnprovenPattern: syntax that is not understood.
     """
-    return _Parser(pattern).rule()
+    return _Parser(pattern).rules()[0]
+
+
+def mark_rule(pattern: str) -> BlankRule:
+    """The same of a mark behind a letter (`MARKS`, `LETTERS`).
+
+    Raises:
+        UnprovenPattern: syntax that is not understood.
+    """
+    return _Parser(pattern).rules()[1]
 
 
 class _Parser:
@@ -80,17 +106,20 @@ class _Parser:
         self._atoms: list[_Atom] = []
         self._follow: set[tuple[int, int]] = set()
         self._lone_blank = False  # a top-level alternative that matches a single blank, whatever follows
+        self._lone_mark = False  # or any single mark
+        self._looks_at_marks = False  # a look-ahead behind a letter tells a mark from the end of the text
 
-    def rule(self) -> BlankRule:
+    def rules(self) -> tuple[BlankRule, BlankRule]:
+        """Of blanks, and of marks."""
         whole = self._alternatives(top=True)
         if self._at != len(self._text):
             raise UnprovenPattern("an unbalanced bracket")
         if whole.nullable:
             raise UnprovenPattern("a pattern that matches nothing at all")
-        joins = any(self._atoms[a].visible and self._atoms[b].blank for a, b in self._follow)
-        if joins:
-            return BlankRule.JOINS
-        return BlankRule.BEGINS if self._lone_blank else BlankRule.APART
+        follow = [(self._atoms[a], self._atoms[b]) for a, b in self._follow]
+        blanks_join = any(before.visible and after.blank for before, after in follow)
+        marks_join = self._looks_at_marks or any(before.letter and after.mark for before, after in follow)
+        return _rule(blanks_join, self._lone_blank), _rule(marks_join, self._lone_mark)
 
     # --- syntax -----------------------------------------------------------------------------------
     def _alternatives(self, *, top: bool = False) -> _Part:
@@ -102,6 +131,8 @@ class _Parser:
             if top and len(self._atoms) == begin + 1 and part.single and not part.looks_ahead:
                 # an atom that may also be visible only *claims* the blank; `\\s` does match it
                 self._lone_blank |= self._atoms[begin].blank and not self._atoms[begin].visible
+            if top and part.single and not part.looks_ahead:
+                self._lone_mark |= any(self._atoms[atom].every_mark for atom in part.first & part.last)
             if self._peek() != "|":
                 return _Part(
                     set().union(*(p.first for p in parts)),
@@ -116,7 +147,9 @@ class _Parser:
         whole = _Part()
         while (sign := self._peek()) not in ("", "|", ")"):
             if self._text.startswith(("(?=", "(?!"), self._at):
-                self._lookahead()
+                seen = self._lookahead()
+                behind_letter = whole.nullable or any(self._atoms[atom].letter for atom in whole.last)
+                self._looks_at_marks |= seen.mark and behind_letter
                 whole.looks_ahead = True
                 continue
             part = self._group() if sign == "(" else self._leaf()
@@ -144,7 +177,7 @@ class _Parser:
         self._expect(")")
         return part
 
-    def _lookahead(self) -> None:
+    def _lookahead(self) -> _Atom:
         """Only over one character, and one that treats a blank like the end of the text."""
         self._at += 3
         known, before = len(self._atoms), set(self._follow)
@@ -153,6 +186,7 @@ class _Parser:
         atom = self._atoms.pop()
         if len(self._atoms) != known or self._follow != before or atom.blank:
             raise UnprovenPattern("a look-ahead that can see a blank")
+        return atom
 
     def _quantify(self, part: _Part) -> None:
         sign = self._peek()
@@ -204,7 +238,8 @@ class _Parser:
         if sign == "s":
             return _Atom(blank=True, visible=False)
         if sign in ("S", "d", "w"):
-            return _Atom(blank=False, visible=True)
+            marks, letters = sign == "S", sign != "d"
+            return _Atom(False, True, marks, marks, letters, letters)
         if sign.isascii() and not sign.isalnum():
             return _literal(sign)
         raise UnprovenPattern(f"the escape \\{sign}")
@@ -215,9 +250,14 @@ class _Parser:
         end = self._text.find("}", self._at)
         name = self._text[self._at : end] if end > 0 else ""
         self._at = end + 1
-        if name in _SCRIPTS or (0 < len(name) <= 2 and name[0] in _BLANKLESS_PROPERTIES):
-            return _Atom(blank=negated, visible=True)
-        raise UnprovenPattern("an unknown property")
+        if name in _SCRIPTS:
+            found = _Atom(False, True, mark=True, letter=True)  # some of them: over-approximated
+        elif 0 < len(name) <= 2 and name[0] in _BLANKLESS_PROPERTIES:
+            marks, letters = name[0] == "P", name[0] == "L"
+            found = _Atom(False, True, marks, name in ("P", "Po"), letters, name in ("L", "Lo"))
+        else:
+            raise UnprovenPattern("an unknown property")
+        return found.negated(blank=True, visible=True) if negated else found
 
     def _class(self) -> _Atom:
         """`[...]`: members may be literals, ranges and escapes; no nesting, no set operations."""
@@ -230,10 +270,17 @@ class _Parser:
                 raise UnprovenPattern("a nested class")
             members.append(self._member())
         self._at += 1
-        if not negated:
-            return _Atom(any(m.blank for m in members), any(m.visible for m in members))
+        found = _Atom(
+            any(m.blank for m in members),
+            any(m.visible for m in members),
+            any(m.mark for m in members),
+            any(m.every_mark for m in members),
+            any(m.letter for m in members),
+            any(m.every_letter for m in members),
+        )
         # a blank is kept out only by a member that surely is one: `\s` or a blank itself
-        return _Atom(not any(m.blank and not m.visible for m in members), True)
+        sure_blank = any(m.blank and not m.visible for m in members)
+        return found.negated(blank=not sure_blank, visible=True) if negated else found
 
     def _member(self) -> _Atom:
         low = self._text[self._at]
@@ -244,7 +291,8 @@ class _Parser:
         high = self._take()
         if low == "\\" or high == "\\" or high < low:
             raise UnprovenPattern("a range with an escape")
-        return _Atom(blank=low <= " " <= high, visible=True)
+        letter = any(low <= last and first <= high for first, last in LETTERS)
+        return _Atom(low <= " " <= high, True, any(low <= mark <= high for mark in MARKS), letter=letter)
 
     def _take_escape(self) -> _Atom:
         self._at += 1
@@ -266,4 +314,11 @@ class _Parser:
 
 
 def _literal(sign: str) -> _Atom:
-    return _Atom(blank=sign == " ", visible=not sign.isspace())
+    letter = any(first <= sign <= last for first, last in LETTERS)
+    return _Atom(sign == " ", not sign.isspace(), sign in MARKS, letter=letter)
+
+
+def _rule(joins: bool, lone: bool) -> BlankRule:
+    if joins:
+        return BlankRule.JOINS
+    return BlankRule.BEGINS if lone else BlankRule.APART

@@ -23,13 +23,11 @@ import aiohttp
 from epp.request.circuit_breaker import CircuitBreaker
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.render_answer import RenderFault, read_token_ids
-from epp.request.render_call import Unwritable, render_body
+from epp.request.render_call import Unwritable, render_call
 from epp.request.tokenise import TokeniserCounters
 
 _log = logging.getLogger(__name__)
 
-CHAT_PATH: Final = "/v1/chat/completions/render"
-COMPLETION_PATH: Final = "/v1/completions/render"
 MAX_MEMBERS: Final = 4096  # whose breakers are remembered
 _ATTEMPTS: Final = 2  # a second member is asked if the first one fails and time is left
 _READ_BYTES: Final = 1 << 16
@@ -38,9 +36,11 @@ _KEEP_ALIVE_S: Final = 3.0  # vLLM's server closes after 5 s: do not race with i
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one back end. `budget_s` is the most it ever adds to a request."""
+    """Bounds of one back end. `budget_s` is the most it ever adds to a request, `items_budget_s` to one with
+    pictures and the like; None: those are not asked for, since the endpoint fetches and decodes them."""
 
     budget_s: float = 1.0
+    items_budget_s: float | None = None
     max_in_flight: int = 32  # more are "overloaded" at once: no queue
     max_body_bytes: int = 4 << 20
     max_answer_bytes: int = 4 << 20  # about 500K token ids
@@ -78,8 +78,8 @@ class RenderTokeniser:
     @property
     def counters(self) -> TokeniserCounters:
         """`outcomes`: "rendered", "given", "late", "overloaded", "too_large", "unwritable" (see
-        `render_call`), "no_member" (none known, or all breakers open), "refused" (the engine's own 400), and
-        reasons of `RenderFault`."""
+        `render_call`), "multimodal_off" (see `RenderLimits`), "no_member" (none known, or all breakers open),
+        "refused" (the engine's own 400), and reasons of `RenderFault`."""
         return self._counters
 
     @property
@@ -114,24 +114,27 @@ class RenderTokeniser:
     async def _bounded(self, prompt: TextPrompt | ChatPrompt) -> tuple[array[int] | None, str]:
         if self._in_flight >= self._limits.max_in_flight:
             return None, "overloaded"
+        has_items = isinstance(prompt, ChatPrompt) and bool(prompt.items)
+        budget_s = self._limits.items_budget_s if has_items else self._limits.budget_s
+        if budget_s is None:
+            return None, "multimodal_off"
         try:
-            body = render_body(prompt, self._model)
+            path, body = render_call(prompt, self._model)
         except Unwritable:
             return None, "unwritable"
         if len(body) > self._limits.max_body_bytes:
             return None, "too_large"
-        path = CHAT_PATH if isinstance(prompt, ChatPrompt) else COMPLETION_PATH
         self._in_flight += 1
         try:
-            return await self._ask(path, body)
+            return await self._ask(path, body, budget_s)
         finally:
             self._in_flight -= 1
 
-    async def _ask(self, path: str, body: bytes) -> tuple[array[int] | None, str]:
+    async def _ask(self, path: str, body: bytes, budget_s: float) -> tuple[array[int] | None, str]:
         """Ask members until one has an answer or the budget is spent. Only a member's own fault leads to
         the next one; a client that leaves is nobody's fault."""
         outcome, asked = "no_member", set[str]()
-        deadline_s = asyncio.get_running_loop().time() + self._limits.budget_s
+        deadline_s = asyncio.get_running_loop().time() + budget_s
         for _ in range(_ATTEMPTS):
             member = self._choose(asked)
             if member is None:

@@ -21,18 +21,29 @@ class RenderFault(Exception):
         self.reason = reason
 
 
+class _Place(msgspec.Struct):
+    offset: int
+
+
+class _Features(msgspec.Struct):
+    """Where pictures and the like stand, by kind."""
+
+    mm_placeholders: dict[str, list[_Place]]
+
+
 class _Generate(msgspec.Struct):
     """The fields that matter; everything else is skipped without being built."""
 
     token_ids: list[int]
-    features: msgspec.Raw = msgspec.Raw(b"null")
+    features: _Features | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Generate | list[_Generate])
 
 
 def read_token_ids(answer: bytes) -> array[int] | None:
-    """Token ids, of type code "I". None: the prompt has parts besides text, whose hashes are not here.
+    """Token ids, of type code "I", up to the first picture or the like: the keys of its blocks hold more than
+    tokens. None: nothing stands in front of it.
 
     Raises:
         RenderFault: no such answer.
@@ -41,9 +52,13 @@ def read_token_ids(answer: bytes) -> array[int] | None:
         decoded = _DECODER.decode(answer)
         if isinstance(decoded, list):
             (decoded,) = decoded
-        if bytes(decoded.features) != b"null":
-            return None
         ids = array("I", decoded.token_ids)
+        if decoded.features is not None:
+            places = decoded.features.mm_placeholders.values()
+            first = min(place.offset for row in places for place in row)
+            if not 0 <= first < len(ids):
+                raise RenderFault("answer")
+            return ids[:first] or None
     except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RenderFault("answer") from error
     if not ids:

@@ -1,37 +1,51 @@
-"""A prompt as the body of a render call: everything that decides about its tokens, and nothing else.
+"""A prompt as a render call: path and body, with everything that decides about its tokens and nothing else.
 
 Why a module: the render endpoint takes chats as clients send them and puts them into its own form
-first, so a conversation that another API came from has to survive that. What would not is
-`Unwritable`: no match, never a near miss.
+first, so a conversation that another API came from has to survive that. Where it would not, the endpoint of
+that API is asked (/v1/responses), or the prompt is `Unwritable`: no match, never a near miss.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from epp.request.parse import ChatPrompt, TextPrompt
 from epp.request.shapes.chat import with_ordered_calls
 
+CHAT_PATH: Final = "/v1/chat/completions/render"
+COMPLETION_PATH: Final = "/v1/completions/render"
+RESPONSES_PATH: Final = "/v1/responses/render"
+
 
 class Unwritable(ValueError):
     """The engine would render something else than this prompt. The message names no content."""
 
 
-def render_body(prompt: TextPrompt | ChatPrompt, model: str | None) -> bytes:
-    """The body of a call for the token ids of `prompt`.
+def render_call(prompt: TextPrompt | ChatPrompt, model: str | None) -> tuple[str, bytes]:
+    """Path and body of a call for the token ids of `prompt`.
 
     Raises:
         Unwritable: what JSON or the engine's validation would not let through as it is: lone surrogates,
-            numbers beyond 64 bits, tool calls with their keys in another order.
+            numbers beyond 64 bits, tool calls with their keys in another order; what the endpoint does not
+            do as the server does (thinking switched off in /v1/messages).
     """
-    fields: dict[str, object] = {} if model is None else {"model": model}
+    path, fields = _call(prompt)
+    return path, _dumps(fields | ({} if model is None else {"model": model}))
+
+
+def _call(prompt: TextPrompt | ChatPrompt) -> tuple[str, dict[str, object]]:
     if isinstance(prompt, TextPrompt):
-        fields |= {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
-    else:
-        fields |= _chat_fields(prompt)
-    return _dumps(fields)
+        return COMPLETION_PATH, {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
+    if prompt.thinking_disabled:
+        raise Unwritable("only the engine's server does this")
+    try:
+        return CHAT_PATH, _chat_fields(prompt)
+    except Unwritable:
+        if prompt.responses is None:
+            raise
+        return RESPONSES_PATH, dict(prompt.responses)
 
 
 def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
@@ -41,8 +55,14 @@ def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
         "continue_final_message": prompt.continue_final_message,
         "add_special_tokens": prompt.add_special_tokens,
     }
+    if prompt.tools == []:
+        raise Unwritable("an empty list of tools, which other APIs can come to and this one refuses")
     if prompt.tools is not None:
         fields["tools"] = prompt.tools
+        if prompt.tools_off:
+            fields["tool_choice"] = "none"
+    if prompt.items:
+        fields["mm_payload"] = "none"  # their places, not their pixels
     if prompt.template_kwargs:
         fields["chat_template_kwargs"] = dict(prompt.template_kwargs)
     return fields

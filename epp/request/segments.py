@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from epp.request.cut_rules import CutRules
+from epp.request.cut_rules import AT_MARK, CutRules
 
 SEGMENT_CHARS: Final = 2048  # about 500 tokens: a millisecond to encode, 0.05 ms to read the ids
 TOKEN_CHARS: Final = 256  # less is not worth a look-up
@@ -32,7 +32,11 @@ class Segmenter:
         self._segment_chars = segment_chars
         self._token_chars = min(TOKEN_CHARS, segment_chars)
         self._find_tokens = _token_finders(rules.tokens)
-        self._find_any = ([_find_blank] if rules.at_blanks else []) + self._find_tokens
+        self._find_any = [
+            *([_find_blank] if rules.at_blanks else []),
+            *([_find_mark] if rules.at_marks else []),
+            *self._find_tokens,
+        ]
 
     def segments(self, text: str) -> Iterator[str]:
         """The parts of `text` in order, none of them empty; the whole text where nothing may be cut."""
@@ -65,6 +69,11 @@ def _first(finders: Sequence[_FindCut], text: str, start: int, end: int) -> int:
 def _find_blank(text: str, start: int, end: int) -> int:
     """A blank behind a letter or digit of the basic plane; -1: none in [start, end)."""
     found = _SAFE_BLANK(text, start, end)
+    return found.start() if found else -1
+
+
+def _find_mark(text: str, start: int, end: int) -> int:
+    found = AT_MARK.search(text, start, end)
     return found.start() if found else -1
 
 

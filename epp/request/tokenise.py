@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from epp.request.chat import Unrenderable
-from epp.request.incremental import IncrementalEncoder
+from epp.request.incremental import IncrementalEncoder, TooLong
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
@@ -37,8 +37,9 @@ AT_ONCE_BYTES: Final = 2 << 10  # of a request: a thread and back costs more tha
 
 @dataclass(slots=True)
 class TokeniserCounters:
-    """Plain values for the metrics shell. `outcomes` has a bounded set of keys: "encoded", "given"
-    (token ids came with the request), "late", "overloaded", "failed", and reasons of `Unrenderable`.
+    """Plain values for the metrics shell. `outcomes` has a bounded set of keys: "encoded", "prefix" (what is
+    in front of a picture or the like), "given" (token ids came with the request), "late", "overloaded",
+    "failed", and reasons of `Unrenderable`.
     Token counts are of text only: what a tokenizer encoded, and what was remembered instead."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -163,7 +164,8 @@ class LocalTokeniser:
         self._jobs.add(job)
         try:
             async with asyncio.timeout(self._budget_s):
-                return await asyncio.wrap_future(job.result), "encoded"
+                ids = await asyncio.wrap_future(job.result)
+            return ids, "prefix" if isinstance(prompt, ChatPrompt) and prompt.items else "encoded"
         except TimeoutError:
             return None, "late"
         except Unrenderable as error:
@@ -195,6 +197,8 @@ class LocalTokeniser:
         except StopIteration as end:
             job.result.set_result(end.value)
         except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
+            if isinstance(error, TooLong):
+                error = Unrenderable("long_text")
             if not isinstance(error, Unrenderable):
                 error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
             job.result.set_exception(error)
@@ -204,8 +208,19 @@ class LocalTokeniser:
 
     def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[bool, None, array[int]]:
         """Chat: the template writes its own begin token, so none is added unless the client wants it."""
-        text = prompt.text if isinstance(prompt, TextPrompt) else _render(self._tokenizer, prompt)
-        return (yield from self._encoder.steps(text, prompt.add_special_tokens))
+        if isinstance(prompt, TextPrompt):
+            return (yield from self._encoder.steps(prompt.text, prompt.add_special_tokens))
+        places = self._tokenizer.item_places
+        if prompt.items and not places.admits(prompt.items):
+            raise Unrenderable("multimodal_model")
+        text = self._tokenizer.prompt_text(prompt)
+        ids = yield from self._encoder.steps(text, prompt.add_special_tokens)
+        if not prompt.items:
+            return ids
+        before = places.tokens_before(ids)
+        if not before:
+            raise Unrenderable("multimodal_place")
+        return before
 
     def _report(self, place: str) -> None:
         if place not in self._reported:
@@ -242,16 +257,6 @@ class _Job:
 
 class _EncodingFailed(Exception):
     """A fault of tokenizer or template; the message names type and place, never the input."""
-
-
-def _render(tokenizer: LocalTokenizer, prompt: ChatPrompt) -> str:
-    return tokenizer.render_chat(
-        prompt.messages,
-        prompt.tools,
-        prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        **prompt.template_kwargs,
-    )
 
 
 def _place(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from epp.core.types import (
     ScoredCandidate,
     SourceChoice,
 )
+from epp.telemetry.cost_metrics import cost_says, threshold_says
 
 Json = dict[str, Any]
 
@@ -129,7 +130,6 @@ def _predicted_json(choice: SourceChoice) -> Json | None:
     predicted = choice.predicted
     if predicted is None:
         return None
-    delta = choice.min_cached_token_delta
     return {
         "gain_tokens": predicted.gain_tokens,
         "pull_ms": round(predicted.pull_ms, 3),
@@ -138,8 +138,8 @@ def _predicted_json(choice: SourceChoice) -> Json | None:
         "hidden_ms": round(predicted.hidden_ms, 3),
         "cold_ms": round(predicted.cold_ms, 3),
         "sure": predicted.sure,
-        "cost_says": "pull" if predicted.cheaper else "compute",
-        "threshold_says": "pull" if delta is not None and predicted.gain_tokens >= delta else "compute",
+        "cost_says": cost_says(choice),
+        "threshold_says": threshold_says(choice),
         "decided_by": "cost" if choice.by_cost else "threshold",
     }
 

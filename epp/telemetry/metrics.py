@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.telemetry.cost_metrics import CostMetrics
 from epp.telemetry.request_metrics import RequestMetrics
 from epp.telemetry.scheduler_attempts import SchedulerAttempts
 from epp.thresholds.in_force import ThresholdState
@@ -73,15 +74,23 @@ class PickerMetrics:
             "Sources named although one of the two engines reports no kvpull_engine_info.",
             registry=registry,
         )
+        self.prefill_missing = Counter(
+            "kvpull_epp_prefill_missing",
+            "Requests that were to be split and found no prefill endpoint; decoded without one.",
+            registry=registry,
+        )
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
         self.request = RequestMetrics(registry)
+        self._costs = CostMetrics(registry)
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
         self.disagg.labels("prefill-decode" if decision.prefill is not None else "decode-only").inc()
         self.decisions.labels(decision.choice.reason.value).inc()
+        self.prefill_missing.inc(decision.prefill_missing)
+        self._costs.decided(decision.choice)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
             self.unverified_sources.inc(not decision.choice.source.verified)

@@ -47,5 +47,6 @@ class TokeniserCollector(Collector):
             "kvpull_epp_token_cuts", "1: texts are cut there; all 0: encoded whole.", labels=["at"]
         )
         cuts.add_metric(["blanks"], float(tokeniser.rules.at_blanks))
+        cuts.add_metric(["marks"], float(tokeniser.rules.at_marks))
         cuts.add_metric(["special_tokens"], float(bool(tokeniser.rules.tokens)))
         yield cuts

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 POOL_GROUP: Final = "inference.networking.k8s.io"
 
-_METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH"}
+_METHODS: Final = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class Resource:
 PODS: Final = Resource("", "v1", "pods")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 EVENTS: Final = Resource("", "v1", "events")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 
 def inference_pools(group: str = POOL_GROUP) -> Resource:

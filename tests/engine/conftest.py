@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from epp.request.tokenise import LocalTokeniser
 from tests.engine import processes
+from tests.engine.item_model import write_item_model
 from tests.engine.model import write_adapter, write_model
-from tests.engine.serving import Engine, connect, serve_arguments
+from tests.engine.pull_engines import KEY, PullEngine, make_site, start_engines, until
+from tests.engine.reports import Reports
+from tests.engine.serving import Engine, connect, lora_flags, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
 from tests.parity.ours import open_router_tokeniser
 
@@ -41,13 +46,13 @@ def _write(family: Family, directory: Path) -> None:
     write_model(directory, bos=family.bos, eos=family.eos)
 
 
-@pytest.fixture(scope="session")
-def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Base URL of vLLM's own render server for each family."""
-    ports = dict(zip(models, processes.free_ports(len(models)), strict=True))
+@contextlib.contextmanager
+def render_servers(served: Mapping[str, tuple[Path, Sequence[str]]], log: Path) -> Iterator[dict[str, str]]:
+    """vLLM's own render servers by name, each with its model directory and flags; yields base URLs."""
+    ports = dict(zip(served, processes.free_ports(len(served)), strict=True))
     script = str(Path(__file__).parent / "render_servers.py")
-    pairs = [f"{ports[name]}={directory}" for name, directory in models.items()]
-    process = processes.Process([script, *pairs], tmp_path_factory.mktemp("render") / "log")
+    words = [f"{ports[name]}={path}={json.dumps(list(flags))}" for name, (path, flags) in served.items()]
+    process = processes.Process([script, *words], log)
     try:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         process.wait_ready([f"{url}/health" for url in urls.values()])
@@ -57,17 +62,50 @@ def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def renderers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Base URL of a render server for each family."""
+    served = {name: (directory, ()) for name, directory in models.items()}
+    with render_servers(served, tmp_path_factory.mktemp("render") / "log") as urls:
+        yield urls
+
+
+@pytest.fixture(scope="session")
 def engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A serving vLLM with KV events, replay and one LoRA adapter."""
     work = tmp_path_factory.mktemp("engine")
     write_adapter(work / "adapter")
     (port,) = processes.free_ports(1)
-    process = processes.Process(serve_arguments(models[SERVED_FAMILY], port, work / "adapter"), work / "log")
+    arguments = serve_arguments(models[SERVED_FAMILY], port, lora_flags(work / "adapter"))
+    with serving(arguments, port, work / "log") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def serving(arguments: Sequence[str], port: int, log: Path) -> Iterator[Engine]:
+    process = processes.Process(arguments, log)
     try:
         process.wait_ready([f"http://127.0.0.1:{port}/health"])
         yield connect(f"http://127.0.0.1:{port}")
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def item_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory whose model takes pictures."""
+    directory = tmp_path_factory.mktemp("item-model")
+    write_item_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def item_engine(item_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A serving vLLM for that model, with KV events."""
+    (port,) = processes.free_ports(1)
+    flags = ["--load-format", "dummy", "--enable-prompt-tokens-details"]
+    log = tmp_path_factory.mktemp("item-engine") / "log"
+    with serving(serve_arguments(item_model, port, flags), port, log) as running:
+        yield running
 
 
 @pytest.fixture
@@ -76,3 +114,49 @@ async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
     tokeniser = open_router_tokeniser(models[SERVED_FAMILY])
     yield tokeniser
     await tokeniser.aclose()
+
+
+@pytest.fixture(scope="session")
+def pair(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PullEngine, PullEngine]]:
+    """Two engines of one pool. The first has its default patience with peers; the second has enough for any
+    machine, so that no test of what moves depends on how fast it does."""
+    root = tmp_path_factory.mktemp("pulls")
+    key_file = root / "key"
+    key_file.write_bytes(KEY + b"\n")
+    site = make_site(root)
+    tiers: dict[str, dict[str, object]] = {"source": {}, "consumer": {"max_extra_ttft_s": 30.0}}
+    with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers) as engines:
+        yield engines["source"], engines["consumer"]
+
+
+@pytest.fixture
+def source(pair: tuple[PullEngine, PullEngine]) -> PullEngine:
+    return pair[0]
+
+
+@pytest.fixture
+def consumer(pair: tuple[PullEngine, PullEngine]) -> PullEngine:
+    return pair[1]
+
+
+@pytest.fixture(scope="session")
+def reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
+    """What the consumer reports of its pulls."""
+    yield from _reports(pair[1])
+
+
+@pytest.fixture(scope="session")
+def source_reports(pair: tuple[PullEngine, PullEngine]) -> Iterator[Reports]:
+    """What the source reports, where it is the one who asks."""
+    yield from _reports(pair[0])
+
+
+def _reports(engine: PullEngine) -> Iterator[Reports]:
+    until(lambda: any(name.startswith("kvpull_engine_info") for name in engine.metrics()))
+    subscriber = Reports(int(engine.info()["reports_port"]))
+    try:
+        yield subscriber
+    finally:
+        subscriber.close()

@@ -8,6 +8,7 @@ makes the model and vLLM's only reads it. The same seed gives the same bytes.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +16,29 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-HIDDEN: Final = 128
-LAYERS: Final = 2
-HEADS: Final = 4
-KV_HEADS: Final = 2
-INNER: Final = 128
 MAX_POSITIONS: Final = 65_536
 
 
-def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the model is."""
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    inner: int = 128
+
+    @property
+    def head(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+TINY: Final = Shape()
+
+
+def write_model(directory: Path, *, bos: str | None, eos: str, shape: Shape = TINY) -> None:
     """Add weights and configuration to a tokenizer directory."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     rows = -(-tokenizer.get_vocab_size(with_added_tokens=True) // 64) * 64
@@ -31,12 +46,12 @@ def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": rows,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HIDDEN // HEADS,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head,
         "hidden_act": "silu",
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-5,
@@ -47,11 +62,11 @@ def write_model(directory: Path, *, bos: str | None, eos: str) -> None:
         "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    _write_safetensors(directory / "model.safetensors", _weights(rows))
+    _write_safetensors(directory / "model.safetensors", _weights(rows, shape))
 
 
 def write_adapter(directory: Path, rank: int = 8) -> None:
-    """A LoRA adapter on two projections, in PEFT's layout."""
+    """A LoRA adapter on two projections of the tiny model, in PEFT's layout."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",
@@ -64,39 +79,39 @@ def write_adapter(directory: Path, rank: int = 8) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     random = np.random.default_rng(1)
     weights = {}
-    for layer in range(LAYERS):
-        for name, heads in (("q_proj", HEADS), ("v_proj", KV_HEADS)):
+    for layer in range(TINY.layers):
+        for name, heads in (("q_proj", TINY.heads), ("v_proj", TINY.kv_heads)):
             at = f"base_model.model.model.layers.{layer}.self_attn.{name}."
-            weights[at + "lora_A.weight"] = random.normal(0, 0.1, (rank, HIDDEN)).astype(np.float32)
-            weights[at + "lora_B.weight"] = random.normal(0, 0.1, (heads * HIDDEN // HEADS, rank)).astype(
+            weights[at + "lora_A.weight"] = random.normal(0, 0.1, (rank, TINY.hidden)).astype(np.float32)
+            weights[at + "lora_B.weight"] = random.normal(0, 0.1, (heads * TINY.head, rank)).astype(
                 np.float32
             )
     _write_safetensors(directory / "adapter_model.safetensors", weights)
 
 
-def _weights(rows: int) -> dict[str, npt.NDArray[np.float32]]:
+def _weights(rows: int, shape: Shape) -> dict[str, npt.NDArray[np.float32]]:
     random = np.random.default_rng(0)
 
     def matrix(*shape: int) -> npt.NDArray[np.float32]:
         return random.normal(0.0, 0.08, shape).astype(np.float32)
 
-    head = HIDDEN // HEADS
+    hidden, head = shape.hidden, shape.head
     weights = {
-        "model.embed_tokens.weight": matrix(rows, HIDDEN),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "model.embed_tokens.weight": matrix(rows, hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
     }
-    for layer in range(LAYERS):
+    for layer in range(shape.layers):
         at = f"model.layers.{layer}."
         weights |= {
-            at + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
-            at + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
-            at + "self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
-            at + "self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
-            at + "self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
-            at + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head),
-            at + "mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-            at + "mlp.up_proj.weight": matrix(INNER, HIDDEN),
-            at + "mlp.down_proj.weight": matrix(HIDDEN, INNER),
+            at + "input_layernorm.weight": np.ones(hidden, np.float32),
+            at + "post_attention_layernorm.weight": np.ones(hidden, np.float32),
+            at + "self_attn.q_proj.weight": matrix(shape.heads * head, hidden),
+            at + "self_attn.k_proj.weight": matrix(shape.kv_heads * head, hidden),
+            at + "self_attn.v_proj.weight": matrix(shape.kv_heads * head, hidden),
+            at + "self_attn.o_proj.weight": matrix(hidden, shape.heads * head),
+            at + "mlp.gate_proj.weight": matrix(shape.inner, hidden),
+            at + "mlp.up_proj.weight": matrix(shape.inner, hidden),
+            at + "mlp.down_proj.weight": matrix(hidden, shape.inner),
         }
     return weights
 

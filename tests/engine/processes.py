@@ -13,7 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +44,8 @@ class EngineFailed(Exception):
 class Process:
     """One subprocess with its whole group: an engine is several processes."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, more: Mapping[str, str] | None = None) -> None:
+        """`more`: environment on top of what every vLLM here gets."""
         self.log = log
         # what is cached between runs lives beside the environment, not in anybody's home
         cache = {
@@ -57,7 +58,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | _ENVIRONMENT | cache,
+                env=os.environ | _ENVIRONMENT | cache | (more or {}),
                 cwd=log.parent,
                 start_new_session=True,
             )
@@ -94,6 +95,11 @@ class Process:
             except subprocess.TimeoutExpired:
                 continue
         self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the first process; its group has the same number."""
+        return self._process.pid
 
     def log_tail(self) -> str:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")

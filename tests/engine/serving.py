@@ -33,7 +33,7 @@ class Engine:
     source: EventSource
 
 
-def serve_arguments(model: Path, port: int, adapter: Path) -> list[str]:
+def serve_arguments(model: Path, port: int, more: Sequence[str]) -> list[str]:
     """`tcp://*:0` binds VLLM_HOST_IP, which is the loopback address here; the engine tells the port."""
     events = {
         "enable_kv_cache_events": True,
@@ -51,16 +51,18 @@ def serve_arguments(model: Path, port: int, adapter: Path) -> list[str]:
         "--block-size": str(BLOCK_TOKENS),
         "--max-model-len": "4096",
         "--max-num-seqs": "4",
-        "--max-loras": "1",
-        "--max-lora-rank": "8",
-        "--lora-modules": f"{ADAPTER}={adapter}",
         "--tool-call-parser": "pythonic",
         "--kv-events-config": json.dumps(events),
     }
-    flags = ["--enforce-eager", "--enable-prefix-caching", "--enable-lora", "--enable-auto-tool-choice"]
-    flags.append("--enable-scale-out")  # the token-in API
+    flags = ["--enforce-eager", "--enable-prefix-caching", "--enable-auto-tool-choice", *more]
+    flags.append("--enable-scale-out")  # the token-in and render APIs
     command = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags]
     return command + [word for option in options.items() for word in option]
+
+
+def lora_flags(adapter: Path) -> list[str]:
+    """One adapter, of this name, in `adapter`."""
+    return f"--enable-lora --max-loras 1 --max-lora-rank 8 --lora-modules {ADAPTER}={adapter}".split()
 
 
 def connect(url: str) -> Engine:
@@ -84,8 +86,8 @@ def _texts(value: object) -> list[str]:
 class EngineView(CacheView):
     """The router's view of one engine, which can be waited for."""
 
-    def __init__(self) -> None:
-        super().__init__(choose_index().make(b"parity-test-seed"))
+    def __init__(self, salt_key: bytes | None = None) -> None:
+        super().__init__(choose_index().make(b"parity-test-seed"), salt_key=salt_key)
         self.add_endpoint(ENDPOINT, has_replay=True)
         self._changed = asyncio.Event()
 
@@ -107,6 +109,11 @@ class EngineView(CacheView):
         match = self.match(request, [ENDPOINT])[ENDPOINT]
         return match.device_blocks if match.state.has_claim else 0
 
+    def cpu_depth(self, ids: Sequence[int], *, salt: str | None = None) -> int:
+        """Blocks of this prompt that the router would send a peer for."""
+        match = self.match(SchedulingRequest("r", token_ids=ids, cache_salt=salt), [ENDPOINT])[ENDPOINT]
+        return match.cpu_blocks if match.state.has_claim else 0
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Raises `TimeoutError` when `holds` does not come true."""
         async with asyncio.timeout(WAIT_S):
@@ -116,9 +123,9 @@ class EngineView(CacheView):
 
 
 @contextlib.asynccontextmanager
-async def watching(engine: Engine) -> AsyncIterator[EngineView]:
+async def watching(engine: Engine, salt_key: bytes | None = None) -> AsyncIterator[EngineView]:
     """A new view on `engine` with its own event intake; what was said before comes by replay."""
-    view = EngineView()
+    view = EngineView(salt_key)
     manager = KvEventsManager(view)
     manager.add_endpoint(ENDPOINT, engine.source)
     task = asyncio.create_task(manager.run())

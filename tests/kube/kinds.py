@@ -71,6 +71,10 @@ BUILTIN = (
     Kind("", "v1", "serviceaccounts", "ServiceAccount", True, ("sa",)),
     Kind("apps", "v1", "deployments", "Deployment", True, ("deploy",), True),
     Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
+    Kind("batch", "v1", "jobs", "Job", has_status=True),
+    Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True, ("pdb",), True),
+    Kind("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", True, ("hpa",), True),
+    Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", True, ("netpol",)),
 )
 INFERENCE_POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
 INFERENCE_OBJECTIVES = ("llm-d.ai", "v1alpha2", "inferenceobjectives")

@@ -24,6 +24,8 @@ def decode(body: bytes) -> dict[str, Any]:
     obj: dict[str, Any] = {"apiVersion": meta[1].decode(), "kind": kind}
     if kind == "DeleteOptions":
         return obj
+    if kind == "Namespace":
+        return obj | {"metadata": _meta(dict(_fields(envelope[2]))[1])}
     if kind not in ("Secret", "ConfigMap"):
         raise ApiFault(415, "UnsupportedMediaType", f"protobuf {kind} is not supported here; send JSON")
     return obj | _content(envelope[2], secret=kind == "Secret")

@@ -7,7 +7,7 @@ from pathlib import Path
 from epp.core.errors import BadRequest
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import parse_request
-from epp.request.tokenise import LocalTokeniser
+from epp.request.tokenise import LocalTokeniser, Tokeniser
 from tests.parity.corpus import Case
 
 JSON_HEADERS = {"content-type": "application/json"}
@@ -18,7 +18,7 @@ def open_router_tokeniser(directory: Path) -> LocalTokeniser:
     return LocalTokeniser(LocalTokenizer.load(directory), budget_s=30.0)
 
 
-async def router_says(tokeniser: LocalTokeniser, case: Case) -> list[int] | str:
+async def router_says(tokeniser: Tokeniser, case: Case) -> list[int] | str:
     """The first prompt's token ids, or the reason why the request is routed by load."""
     try:
         request = parse_request(case.body, case.path, JSON_HEADERS)

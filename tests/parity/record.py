@@ -31,7 +31,8 @@ UNMATCHED: Final[Mapping[str, str]] = {
     "odd_web_search": "tools_shape",
     "odd_kwargs_tools": "template_kwargs",
     "odd_forwarded_tokens": "forwarded_tokens",
-    "odd_no_thinking": "disabled_thinking",
+    "odd_no_thinking": "unwritable",  # by the render back end; the local one knows both
+    "odd_no_tools": "unwritable",
     "odd_system_inside": "inline_system",
 }
 

@@ -97,6 +97,7 @@ def assemble(config: EngineConfig) -> Assembly:
         tier=tier,
         store=store,
         key=config.peer_key,
+        insecure=config.insecure,
         limits=Limits(),
         faults=faults,
     )

@@ -45,6 +45,7 @@ class EngineConfig:
     timing: EngineTiming = PRESETS["gpt-oss-120b"]
     time_scale: float = 1.0  # real seconds per model second
     peer_key: bytes | None = None
+    insecure: bool = False  # without a peer key
     salt_key: bytes | None = None  # None: salts are published in clear
     enable_faults: bool = False
     stock_cpu_events: bool = False
@@ -67,6 +68,8 @@ class EngineConfig:
             raise SettingsError("--max-model-len must fit --device-tokens")
         if self.kv_bytes_per_token < 8 or self.kv_bytes_per_token % 8:
             raise SettingsError("--kv-bytes-per-token must be a positive multiple of 8")
+        if (self.peer_key is None) != self.insecure:
+            raise SettingsError("--peer-key-file is needed, or else --insecure")
         if self.time_scale < 0:
             raise SettingsError("--time-scale must not be negative")
 
@@ -88,7 +91,7 @@ class EngineConfig:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    default = EngineConfig(tokenizer=Path())
+    default = EngineConfig(tokenizer=Path(), insecure=True)
     add = parser.add_argument
     add("--tokenizer", type=Path, required=True, metavar="DIR")
     for option in ("name", "host", "hash_seed", "model", "served_model_name"):
@@ -114,6 +117,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hash-algo", choices=sorted(ALGORITHMS), default=default.hash_algo)
     add("--timing", choices=sorted(PRESETS), default="gpt-oss-120b")
     add("--peer-key-file", type=Path, default=None)
+    add("--insecure", action="store_true", help="no peer key: any peer is trusted, control is plain text")
     add("--salt-key-file", type=Path, default=None)
     add("--enable-faults", action="store_true")
     add("--cpu-events", choices=("plugin", "stock"), default="plugin")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from deploy.local.engine.request import Request, State
+from epp.engine_model import batching
 from epp.engine_model.timing import EngineTiming, PrefillChunk
 
 
@@ -19,17 +19,7 @@ class QueueFull(RuntimeError):
     """The waiting queue is at its limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """What one step does for one request: compute tokens `[start, stop)`."""
-
-    request: Request
-    start: int
-    stop: int
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.start < self.request.prompt_tokens
+Portion = batching.Portion[Request]
 
 
 class Scheduler:
@@ -104,18 +94,7 @@ class Scheduler:
 
     def plan(self) -> list[Portion]:
         """The next step: one token for every decoding request, then prefill chunks in order."""
-        budget = self._timing.chunk_tokens
-        portions: list[Portion] = []
-        for request in self._running:
-            if request.prefilled and budget:
-                portions.append(Portion(request, request.computed, request.computed + 1))
-                budget -= 1
-        for request in self._running:
-            if not request.prefilled and budget:
-                count = min(budget, request.prompt_tokens - request.computed)
-                portions.append(Portion(request, request.computed, request.computed + count))
-                budget -= count
-        return portions
+        return list(batching.plan_step(self._running, self._timing.chunk_tokens))
 
     def step_ms(self, portions: list[Portion]) -> float:
         """Model time of a step."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections import Counter
+from typing import Final
 
 from engine_plugin import protocol
 from engine_plugin.identity import Address
@@ -19,42 +22,52 @@ from engine_plugin.protocol import (
     MoverInfo,
     Ping,
     Pong,
-    Proof,
     Refused,
     Release,
 )
 from engine_plugin.transport.control import handshake
-from engine_plugin.transport.control.channel import Channel, ChannelClosed
+from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls
 from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.control.leases import PeerBudget
-from engine_plugin.transport.control.serving import Producer, Serving
+from engine_plugin.transport.control.producer import Producer
+from engine_plugin.transport.control.serving import Serving
+from engine_plugin.transport.control.turns import TokenBucket
 from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import OTHER_PEER
+
+BACKLOG: Final = 128
+ACCEPT_PAUSE_S: Final = 0.2  # after an accept that failed, e.g. for want of a descriptor
 
 log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts peers on one address and runs a session for each."""
+    """Accepts peers on one address and runs a session for each. `tls` None: insecure."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, tls: ssl.SSLContext | None) -> None:
         self._producer = producer
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], Channel] = {}
+        self._tls = tls
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
         self._servings: set[Serving] = set()
         self._shaking: Counter[str] = Counter()  # connections before the end of their handshake, by host
         self._budgets: dict[str, PeerBudget] = {}
 
     async def start(self, listen: Address) -> Address:
         """Listen; returns the bound address. Raises OSError."""
-        self._server = await asyncio.start_server(self._accept, *listen)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        sock = socket.create_server(listen, family=family, backlog=BACKLOG)
+        sock.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept_all(sock), name="p2p-accept")
+        self._accepting.add_done_callback(lambda _: sock.close())
+        host, port = sock.getsockname()[:2]
         return str(host), int(port)
 
     async def stop(self) -> None:
         """Stop accepting and end every session."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait({self._accepting})
         for task in self._connections:
             task.cancel()
         if self._connections:
@@ -65,17 +78,29 @@ class Listener:
         for serving in self._servings:
             serving.wire(mover)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        limits, stats = self._producer.limits, self._producer.stats
-        channel = Channel(reader, writer, send_limit_bytes=2 * limits.message_bytes)
-        if self._too_many(channel.remote_host):
-            stats.refused[(OTHER_PEER, "limit")] += 1  # strangers get no label of their own
-            channel.abort()
+    async def _accept_all(self, listening: socket.socket) -> None:
+        """Not `asyncio.start_server`: that does the TLS handshakes itself, as many as strangers like."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError as exc:
+                log.warning("cannot accept a connection: %s", exc.strerror)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self._accept(sock, str(address[0]))
+
+    def _accept(self, sock: socket.socket, host: str) -> None:
+        if self._too_many(host):
+            # strangers get no label of their own
+            self._producer.stats.refused[(OTHER_PEER, "limit")] += 1
+            sock.close()
             return
-        self._shaking[channel.remote_host] += 1
-        task = asyncio.create_task(self._serve(channel), name=f"p2p-in-{channel.remote_host}")
-        self._connections[task] = channel
-        task.add_done_callback(self._connections.pop)
+        self._shaking[host] += 1
+        task = asyncio.create_task(self._serve(sock, host), name=f"p2p-in-{host}")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: sock.close())  # of a task that was cancelled before it ran
 
     def _too_many(self, host: str) -> bool:
         limits, shaking = self._producer.limits, self._shaking
@@ -85,38 +110,51 @@ class Listener:
             or shaking[host] >= limits.handshakes_per_host
         )
 
-    async def _serve(self, channel: Channel) -> None:
+    async def _serve(self, sock: socket.socket, host: str) -> None:
         """One connection from first byte to last. Whatever its bytes, only this connection ends."""
         stats = self._producer.stats
+        channel: Channel | None = None
         try:
             try:
-                peer = await self._shake_hands(channel)
+                async with asyncio.timeout(self._producer.limits.handshake_s):
+                    channel = await self._secure(sock)
+                    peer = await self._shake_hands(channel)
+            except (ChannelClosed, ConnectionError, TimeoutError):
+                stats.handshakes_unfinished += 1
+                raise
             finally:
-                self._shaking -= Counter((channel.remote_host,))
+                self._shaking -= Counter((host,))
             if peer is not None:
                 await self._converse(channel, peer)
-        except ChannelClosed:
+        except (ChannelClosed, ConnectionError):
             pass
+        except ssl.SSLError as exc:
+            stats.count_refusal(host, "auth")
+            log.warning("connection from %s refused: auth %s", host, exc.reason)
         except FrameError as exc:
             stats.bad_frames += 1
-            log.warning("connection from %s closed: %s", channel.remote_host, exc)
+            log.warning("connection from %s closed: %s", host, exc)
         except TimeoutError:
-            log.warning("connection from %s closed: silent for too long", channel.remote_host)
+            log.warning("connection from %s closed: silent for too long", host)
         except Exception:
-            log.exception("session of %s", channel.remote_host)
+            log.exception("session of %s", host)
         finally:
-            await channel.close()
+            if channel is not None:
+                await channel.close()
+
+    async def _secure(self, sock: socket.socket) -> Channel:
+        limit_bytes = 2 * self._producer.limits.message_bytes
+        return await Channel.open(sock, self._tls, server_side=True, send_limit_bytes=limit_bytes)
 
     async def _shake_hands(self, channel: Channel) -> Hello | None:
         producer = self._producer
         theirs: Hello | None = None
         try:
-            async with asyncio.timeout(producer.limits.handshake_s):
-                theirs = await self._expect_hello(channel)
-                await self._verify(channel, theirs)
+            theirs = await self._expect_hello(channel)
+            self._verify(channel, theirs)
         except Refusal as refusal:
-            trusted = theirs is not None and refusal.reason in ("identity", "limit")
-            peer = theirs.identity.instance if theirs is not None and trusted else channel.remote_host
+            known = theirs is not None and refusal.reason in ("identity", "limit")
+            peer = theirs.identity.instance if theirs is not None and known else channel.remote_host
             producer.stats.count_refusal(peer, refusal.label)
             log.warning("peer %s refused: %s %s", peer, refusal.reason, refusal.detail)
             channel.send(Refused(refusal.reason, refusal.detail))
@@ -124,32 +162,28 @@ class Listener:
         return theirs
 
     async def _expect_hello(self, channel: Channel) -> Hello:
-        message = await channel.from_client(protocol.HANDSHAKE_BYTES)
+        try:
+            message = await channel.from_client(protocol.HANDSHAKE_BYTES)
+        except SpeaksTls as exc:
+            raise Refusal("auth", str(exc)) from exc
         if not isinstance(message, Hello):
             raise FrameError("the first frame is not a hello")
         return message
 
-    async def _verify(self, channel: Channel, theirs: Hello) -> None:
+    def _verify(self, channel: Channel, theirs: Hello) -> None:
         producer = self._producer
-        ours = handshake.hello(producer.identity, producer.key)
-        channel.send(ours)
-        handshake.check_hello(theirs, producer.key)
-        if producer.key is not None:
-            message = await channel.from_client(protocol.HANDSHAKE_BYTES)
-            if not isinstance(message, Proof):
-                raise FrameError("a proof was due")
-            handshake.check_proof(message.mac, producer.key, "client", theirs, ours)
-            channel.send(Proof(handshake.proof(producer.key, "server", theirs, ours)))
+        handshake.check_form(theirs.identity)
+        channel.send(handshake.hello(producer.identity))
+        handshake.check_hello(theirs)
         handshake.check_identity(producer.identity, theirs.identity)
-        budget = self._budgets.get(theirs.identity.instance)
+        budget = self._budgets.get(channel.remote_host)
         if budget is not None and budget.connections >= producer.limits.connections_per_peer:
             raise Refusal("limit", "connections_per_peer")
         channel.send(Accepted())
 
     async def _converse(self, channel: Channel, hello: Hello) -> None:
         limits, stats = self._producer.limits, self._producer.stats
-        instance = hello.identity.instance
-        budget = self._budgets.setdefault(instance, PeerBudget())
+        budget = self._budget(channel.remote_host)
         budget.connections += 1
         serving = Serving(self._producer, hello.identity, budget, channel.send)
         self._servings.add(serving)
@@ -164,7 +198,20 @@ class Listener:
             self._servings.discard(serving)
             serving.end()
             budget.connections -= 1
-            self._budgets = {peer: kept for peer, kept in self._budgets.items() if kept != PeerBudget()}
+            self._forget_idle()
+
+    def _budget(self, host: str) -> PeerBudget:
+        budget = self._budgets.get(host)
+        if budget is None:
+            limits, now_s = self._producer.limits, asyncio.get_running_loop().time()
+            budget = PeerBudget(host, TokenBucket(limits.movers_per_s, limits.movers_burst, now_s))
+            self._budgets[host] = budget
+        return budget
+
+    def _forget_idle(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for host in [host for host, budget in self._budgets.items() if budget.idle(now_s)]:
+            del self._budgets[host]
 
 
 def _dispatch(serving: Serving, channel: Channel, message: ClientMessage) -> None:

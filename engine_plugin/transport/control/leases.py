@@ -1,12 +1,13 @@
-"""Leases granted to peers, and what each peer may still ask for. Every pin here has a deadline."""
+"""Leases granted to peers, and what one address has open. Every pin here has a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine_plugin.transport.control.turns import Ticket, TokenBucket
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.types import BlockStore, Lease
@@ -14,13 +15,21 @@ from engine_plugin.transport.types import BlockStore, Lease
 
 @dataclass(slots=True)
 class PeerBudget:
-    """What one peer uses now, over all its connections; each field has its twin in `Limits`."""
+    """What the peers at one address have open, over all their connections.
 
+    Attributes:
+        leased: places in `Producer.leasing` that belong to granted leases.
+        movers: new movers they may still tell us about.
+    """
+
+    host: str
+    movers: TokenBucket
     connections: int = 0
-    lookups: int = 0
-    leases: int = 0
-    moves: int = 0
-    moving_bytes: int = 0
+    leased: set[Ticket] = field(default_factory=set)
+
+    def idle(self, now_s: float) -> bool:
+        """Nothing is open, and nothing need be remembered."""
+        return not self.connections and not self.leased and self.movers.full(now_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +39,7 @@ class GrantedLease:
     token: str
     lease: Lease
     owner: object
-    budget: PeerBudget
+    on_release: Callable[[], None]
     timer: asyncio.TimerHandle
     on_expiry: Callable[[], None] | None = None  # set while a move uses it: cancel that move
 
@@ -44,13 +53,12 @@ class LeaseBook:
         self._stats = stats
         self._granted: dict[str, GrantedLease] = {}
 
-    def grant(self, lease: Lease, owner: object, budget: PeerBudget) -> GrantedLease:
+    def grant(self, lease: Lease, owner: object, on_release: Callable[[], None]) -> GrantedLease:
         """Book pinned blocks for `owner`; they are released at the latest after `lease_s`."""
         token = secrets.token_hex(8)
         timer = asyncio.get_running_loop().call_later(self._limits.lease_s, self._expire, token)
-        granted = GrantedLease(token, lease, owner, budget, timer)
+        granted = GrantedLease(token, lease, owner, on_release, timer)
         self._granted[token] = granted
-        budget.leases += 1
         self._stats.leases += 1
         return granted
 
@@ -75,9 +83,9 @@ class LeaseBook:
         if granted is None:
             return
         granted.timer.cancel()
-        granted.budget.leases -= 1
         self._stats.leases -= 1
         self._store.release(granted.lease.lease_id)
+        granted.on_release()
 
     def release_unused(self, owner: object) -> None:
         """Unpin what a session leaves behind; a running move keeps its own until it ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -26,13 +27,12 @@ from engine_plugin.protocol import (
     Ping,
     Pong,
     Progress,
-    Proof,
     Refused,
     Release,
     ServerMessage,
 )
 from engine_plugin.transport.control import handshake
-from engine_plugin.transport.control.channel import Channel, ChannelClosed
+from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls, dial
 from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
@@ -63,6 +63,17 @@ class MoveCall:
     chunks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What of us every session to a source needs. `tls` None: insecure."""
+
+    identity: PeerIdentity
+    tls: ssl.SSLContext | None
+    limits: Limits
+    stats: TransportStats
+    local_host: str = ""
+
+
 class OutboundSession:
     """An accepted session. Create with `connect`; over when `closed` is done."""
 
@@ -86,34 +97,28 @@ class OutboundSession:
         stats.sessions_out += 1
 
     @classmethod
-    async def connect(
-        cls, source: Address, identity: PeerIdentity, key: bytes | None, limits: Limits, stats: TransportStats
-    ) -> OutboundSession:
+    async def connect(cls, source: Address, caller: Caller) -> OutboundSession:
         """Dial and shake hands within `connect_s` + `handshake_s`. Raises PullError."""
-        name = format_address(source)
+        name, limits = format_address(source), caller.limits
         try:
             async with asyncio.timeout(limits.connect_s):
-                reader, writer = await asyncio.open_connection(*source)
+                sock = await dial(source, caller.local_host)
         except (OSError, TimeoutError, ValueError) as exc:
             raise PullError(PullReason.UNREACHABLE, f"{name}: {exc or type(exc).__name__}") from exc
-        channel = Channel(reader, writer, send_limit_bytes=2 * limits.message_bytes)
+        channel: Channel | None = None
         try:
             async with asyncio.timeout(limits.handshake_s):
-                peer = await _shake_hands(channel, identity, key, stats, name)
-        except TimeoutError as exc:
-            channel.abort()
-            raise PullError(PullReason.TIMEOUT, f"{name} did not finish the handshake") from exc
-        except ChannelClosed as exc:
-            channel.abort()
-            raise PullError(PullReason.DISCONNECTED, f"{name} closed during the handshake") from exc
-        except FrameError as exc:
-            channel.abort()
-            stats.bad_frames += 1
-            raise PullError(PullReason.PROTOCOL, f"{name}: {exc}") from exc
-        except BaseException:
-            channel.abort()
+                channel = await Channel.open(
+                    sock, caller.tls, server_side=False, send_limit_bytes=2 * limits.message_bytes
+                )
+                peer = await _shake_hands(channel, caller, name)
+        except BaseException as exc:
+            if channel is not None:
+                channel.abort()
+            if (error := _failed_handshake(exc, name, caller.stats)) is not None:
+                raise error from exc
             raise
-        return cls(source, channel, peer, limits, stats)
+        return cls(source, channel, peer, limits, caller.stats)
 
     def mover_changed(self, mover: Mover) -> None:
         """Tell the source where to write from now on."""
@@ -125,7 +130,9 @@ class OutboundSession:
             MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
         )
 
-    async def lookup(self, kv_request_id: str, hashes: Sequence[bytes], wait_s: float) -> Found | Declined:
+    async def lookup(
+        self, kv_request_id: str, hashes: Sequence[bytes], *, wait_s: float, patience_s: float
+    ) -> Found | Declined:
         """Ask; the caller bounds the wait, and cancelling takes the question back.
 
         Raises:
@@ -135,7 +142,15 @@ class OutboundSession:
         answer: asyncio.Future[Found | Declined | None] = self._loop.create_future()
         self._lookups[request_id] = answer
         try:
-            self._channel.send(Lookup(request_id, kv_request_id, list(hashes), int(wait_s * 1000)))
+            self._channel.send(
+                Lookup(
+                    request_id,
+                    kv_request_id,
+                    list(hashes),
+                    int(wait_s * 1000),
+                    max(0, int(patience_s * 1000)),
+                )
+            )
             if self.closed.done():
                 answer.set_result(None)
             found = await answer
@@ -151,7 +166,12 @@ class OutboundSession:
         return found
 
     def move(
-        self, lease_id: str, mover: Mover, slots: tuple[int, ...], generations: tuple[int, ...]
+        self,
+        lease_id: str,
+        mover: Mover,
+        slots: tuple[int, ...],
+        generations: tuple[int, ...],
+        patience_s: float,
     ) -> MoveCall:
         """Ask to have `slots` written; the answer is in the call's `ended`.
 
@@ -165,7 +185,10 @@ class OutboundSession:
             self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
         )
         self._moves[call.id] = call
-        self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations)))
+        patience_ms = max(0, int(patience_s * 1000))
+        self._channel.send(
+            Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations), patience_ms)
+        )
         return call
 
     def cancel(self, call: MoveCall) -> None:
@@ -215,14 +238,15 @@ class OutboundSession:
         self._moves.clear()
 
     async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_s)
-            silent_s = self._loop.time() - self._channel.heard_at_s
-            if silent_s > self._limits.silence_s:
-                log.warning("%s is silent for %.1f s", format_address(self.source), silent_s)
-                self._channel.abort()
-                return
+        """Unanswered questions and not time tell silence: a loop of ours that was held up has not asked."""
+        unanswered = 0
+        while unanswered * self._limits.ping_s < self._limits.silence_s:
             self._channel.send(Ping())
+            asked_s = self._loop.time()
+            await asyncio.sleep(self._limits.ping_s)
+            unanswered = 0 if self._channel.heard_at_s >= asked_s else unanswered + 1
+        log.warning("%s has left %d questions unanswered", format_address(self.source), unanswered)
+        self._channel.abort()
 
     def _hear(self, message: ServerMessage) -> None:
         match message:
@@ -250,25 +274,35 @@ class OutboundSession:
                 raise FrameError(f"{type(message).__name__} after the handshake")
 
 
-async def _shake_hands(
-    channel: Channel, identity: PeerIdentity, key: bytes | None, stats: TransportStats, name: str
-) -> str:
+def _failed_handshake(exc: BaseException, name: str, stats: TransportStats) -> PullError | None:
+    """What a pull is told of it; None for what is no failure of the handshake."""
+    match exc:
+        case TimeoutError():
+            return PullError(PullReason.TIMEOUT, f"{name} did not finish the handshake")
+        case ssl.SSLError():
+            stats.count_refusal(name, "auth")
+            log.warning("peer %s refused: auth %s", name, exc.reason)
+            return PullError(PullReason.REFUSED_AUTH, f"{name} does not prove to have our peer key")
+        case ChannelClosed() | OSError():
+            return PullError(PullReason.DISCONNECTED, f"{name} closed during the handshake; see its log")
+        case FrameError():
+            stats.bad_frames += 1
+            return PullError(PullReason.PROTOCOL, f"{name}: {exc}")
+    return None
+
+
+async def _shake_hands(channel: Channel, caller: Caller, name: str) -> str:
     """The client's half of the handshake; returns the peer's instance. Raises PullError."""
     peer = name
     try:
-        ours = handshake.hello(identity, key)
-        channel.send(ours)
+        channel.send(handshake.hello(caller.identity))
         theirs = await _receive(channel, Hello)
-        handshake.check_hello(theirs, key)
-        if key is not None:
-            channel.send(Proof(handshake.proof(key, "client", ours, theirs)))
-            answer = await _receive(channel, Proof)
-            handshake.check_proof(answer.mac, key, "server", ours, theirs)
+        handshake.check_hello(theirs)
         peer = theirs.identity.instance
-        handshake.check_identity(identity, theirs.identity)
+        handshake.check_identity(caller.identity, theirs.identity)
         await _receive(channel, Accepted)
     except Refusal as refusal:
-        stats.count_refusal(peer, refusal.label)
+        caller.stats.count_refusal(peer, refusal.label)
         log.warning("peer %s refused: %s %s", peer, refusal.reason, refusal.detail)
         detail = refusal.detail if refusal.reason == "identity" else f"{name}: {refusal.detail}"
         raise PullError(_REFUSED[refusal.reason], detail) from refusal
@@ -276,7 +310,10 @@ async def _shake_hands(
 
 
 async def _receive(channel: Channel, kind: type[M]) -> M:
-    message = await channel.from_server(protocol.HANDSHAKE_BYTES)
+    try:
+        message = await channel.from_server(protocol.HANDSHAKE_BYTES)
+    except SpeaksTls as exc:
+        raise Refusal("auth", str(exc)) from exc
     if isinstance(message, Refused):
         raise Refusal(message.reason, message.detail)
     if not isinstance(message, kind):

@@ -17,6 +17,7 @@ from engine_plugin.transport.tier_memory import TierMemory
 
 BACKOFF_S: Final = 0.05  # after the first death; doubles
 BACKOFF_MAX_S: Final = 5.0
+_ASKS: Final = 4  # within `mover_silence_s`
 HEALTHY_S: Final = 30.0  # a mover that lived this long clears the back-off
 
 log = logging.getLogger(__name__)
@@ -102,15 +103,19 @@ class MoverSupervisor:
             await self._replace()
 
     async def _until_needed(self, mover: Mover) -> None:
-        """Until it is dead or to be replaced. One that hangs (its loop no longer turns) is killed."""
+        """Until it is dead or to be replaced. One that hangs (its loop no longer turns) is killed: it left
+        `_ASKS` questions unanswered. Questions and not time, for a loop of ours that was held up for long
+        has not asked, nor read what came."""
         retire = asyncio.create_task(self._retire.wait())
         needs: set[asyncio.Future[Any]] = {mover.gone, retire}
-        loop, silence_s = asyncio.get_running_loop(), self._limits.mover_silence_s
+        loop, ask_s, unanswered = asyncio.get_running_loop(), self._limits.mover_silence_s / _ASKS, 0
         try:
             while not any(need.done() for need in needs):
                 mover.ask_alive()
-                await asyncio.wait(needs, timeout=silence_s / 4, return_when=asyncio.FIRST_COMPLETED)
-                if not mover.gone.done() and loop.time() - mover.heard_at_s > silence_s:
+                asked_s = loop.time()
+                await asyncio.wait(needs, timeout=ask_s, return_when=asyncio.FIRST_COMPLETED)
+                unanswered = 0 if mover.heard_at_s >= asked_s else unanswered + 1
+                if not mover.gone.done() and unanswered >= _ASKS:
                     log.warning("mover %s gives no sign of life and is killed", mover.agent)
                     mover.kill()
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from epp.request.items import ITEM_KEYS, shown_item
 from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
 from epp.request.shapes.fields import check_forwarded_tokens, check_numbers, read_flag, read_template_kwargs
 
@@ -11,10 +12,7 @@ from epp.request.shapes.fields import check_forwarded_tokens, check_numbers, rea
 _OWN_FIELDS: Final = ("documents", "reasoning_effort")
 # content parts that are text; the rest stands for something that only the engine can expand
 TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
-_IMAGE_KEYS: Final = ("image_url", "input_image", "image_embeds", "image_pil")
-_SOUND_KEYS: Final = ("audio_url", "input_audio", "audio_embeds")
-_OTHER_KEYS: Final = ("video_url", "video_embeds", "prompt_embeds", "uuid")
-_MEDIA_KEYS: Final = frozenset((*_IMAGE_KEYS, *_SOUND_KEYS, *_OTHER_KEYS))
+_MEDIA_KEYS: Final = frozenset(("uuid", "input_image", *ITEM_KEYS))
 
 
 def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
@@ -28,7 +26,7 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
     if fields.get("chat_template") is not None:
         raise NoPrompt(Reason.REQUEST_CHAT_TEMPLATE)
     check_forwarded_tokens(fields)
-    check_text_only(messages)
+    items = read_items(messages)
     check_numbers(tools)
     prompt = ChatPrompt(
         [with_ordered_calls(message) for message in messages],
@@ -37,6 +35,8 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         continue_final_message=read_flag(fields, "continue_final_message", False),
         template_kwargs=read_template_kwargs(fields, {name: fields.get(name) for name in _OWN_FIELDS}),
         add_special_tokens=read_flag(fields, "add_special_tokens", False),
+        items=items,
+        tools_off=fields.get("tool_choice") == "none",
     )
     return prompt, 1
 
@@ -60,14 +60,18 @@ def _in_order(given: dict[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
     return {key: given[key] for key in first if key in given} | given
 
 
-def check_text_only(messages: list[Any]) -> None:
-    """Refuse conversations with pictures, sounds and the like, wherever they stand: how many tokens
-    an item becomes is the model's affair, it may be moved before the text, and the keys of its blocks
-    carry a hash of it."""
+def read_items(messages: list[Any]) -> frozenset[str]:
+    """The kinds of pictures, sounds and the like in a conversation. Refuses one whose parts the engine
+    might read in another way."""
+    found = set()
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and any(map(_is_media, content)):
-            raise NoPrompt(Reason.MULTIMODAL)
+        for part in filter(_is_media, content if isinstance(content, list) else ()):
+            item = shown_item(part)
+            if item is None:
+                raise NoPrompt(Reason.MULTIMODAL)
+            found.add(item["type"])
+    return frozenset(found)
 
 
 def _is_media(part: Any) -> bool:

@@ -17,7 +17,7 @@ _RESULT_ARGUMENTS: Final = (
     "return_dict",
     "return_tensors",
 )
-_RESERVED_TEMPLATE_KWARGS: Final = frozenset((*_CALL_ARGUMENTS, *_RESULT_ARGUMENTS))
+RESERVED_TEMPLATE_KWARGS: Final = frozenset((*_CALL_ARGUMENTS, *_RESULT_ARGUMENTS))
 _EXACT_FLOAT_BELOW: Final = 2.0**63
 
 
@@ -43,7 +43,7 @@ def read_template_kwargs(fields: Mapping[str, Any], own: Mapping[str, Any]) -> d
     given = fields.get("chat_template_kwargs")
     if given is None:
         given = {}
-    if not isinstance(given, dict) or not _RESERVED_TEMPLATE_KWARGS.isdisjoint(given):
+    if not isinstance(given, dict) or not RESERVED_TEMPLATE_KWARGS.isdisjoint(given):
         raise NoPrompt(Reason.TEMPLATE_KWARGS)
     check_numbers(given)
     merged = {name: value for name, value in (*given.items(), *own.items()) if not _is_unset(value)}
@@ -53,6 +53,12 @@ def read_template_kwargs(fields: Mapping[str, Any], own: Mapping[str, Any]) -> d
     for name in ("add_generation_prompt", "continue_final_message"):
         merged.pop(name, None)  # the request's own fields are always set and win
     return merged
+
+
+def effort_kwargs(effort: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reasoning effort that the engine sets itself adds to the variables `given` by the client."""
+    thinking = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
+    return {"reasoning_effort": effort} | thinking
 
 
 def _is_unset(value: Any) -> bool:

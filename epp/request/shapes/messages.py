@@ -1,8 +1,7 @@
 """Anthropic /v1/messages: system, blocks and tools to the messages that the engine renders.
 
-Semantics: vLLM 0.32 `entrypoints/anthropic` (`to_chat_completion_request`). Two of its conversions
-depend on what the model's template does with a probe (system messages inside the conversation,
-thinking switched off): such requests have no prompt here.
+Semantics: vLLM 0.32 `entrypoints/anthropic` (`to_chat_completion_request`). Where it puts system messages
+inside the conversation depends on what the model's template does with a probe: no prompt here.
 """
 
 from __future__ import annotations
@@ -40,23 +39,35 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         _append_message(messages, read_dict(message, Reason.MESSAGES_SHAPE))
     if not messages:
         raise NoPrompt(Reason.MESSAGES_SHAPE)
-    effort = _effort(fields)
+    choice = fields.get("tool_choice")
+    thinking_disabled = _disables_thinking(fields.get("thinking"))
+    if thinking_disabled:
+        _check_enable_thinking(fields.get("chat_template_kwargs"))
+    effort = None if thinking_disabled else _effort(fields)
     prompt = ChatPrompt(
         messages,
         _tools(fields.get("tools")),
         template_kwargs=read_template_kwargs(fields, {"reasoning_effort": effort}),
+        tools_off=isinstance(choice, dict) and choice.get("type") == "none",
+        thinking_disabled=thinking_disabled,
     )
     return prompt, 1
 
 
+def _disables_thinking(thinking: Any) -> bool:
+    kind = "adaptive" if thinking is None else read_dict(thinking, Reason.REASONING_SHAPE).get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise NoPrompt(Reason.REASONING_SHAPE)
+    return kind == "disabled"
+
+
+def _check_enable_thinking(kwargs: Any) -> None:
+    """The engine takes null for a value here and for none later."""
+    if isinstance(kwargs, dict) and kwargs.get("enable_thinking", True) in (None, "auto"):
+        raise NoPrompt(Reason.TEMPLATE_KWARGS)
+
+
 def _effort(fields: dict[str, Any]) -> str | None:
-    thinking = fields.get("thinking")
-    if thinking is not None:
-        kind = read_dict(thinking, Reason.REASONING_SHAPE).get("type")
-        if kind == "disabled":
-            raise NoPrompt(Reason.DISABLED_THINKING)
-        if kind not in ("enabled", "adaptive"):
-            raise NoPrompt(Reason.REASONING_SHAPE)
     config = fields.get("output_config")
     if config is None:
         return None

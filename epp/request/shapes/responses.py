@@ -24,6 +24,8 @@ from epp.request.shapes.fields import (
 )
 
 _SERVER_STATE: Final = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
+# every field that decides about the tokens
+_RENDERED: Final = ("input", "instructions", "tools", "tool_choice", "reasoning", "chat_template_kwargs")
 _PARTIAL: Final = ("in_progress", "incomplete")
 _STATUSES: Final = (None, "completed", *_PARTIAL)
 _CUSTOM_INPUT: Final = "input"
@@ -57,6 +59,8 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         continue_final_message=continued,
         template_kwargs=read_template_kwargs(fields, {"reasoning_effort": _effort(fields)}),
         add_special_tokens=True,  # unlike the chat API
+        tools_off=fields.get("tool_choice") == "none",
+        responses={name: fields[name] for name in _RENDERED if name in fields},
     )
     return prompt, 1
 

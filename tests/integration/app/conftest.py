@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.integration.engine.conftest import loopback_nixl, start_engine
-from tests.integration.kube.conftest import kube, kubectl, kubectl_binary
+from tests.integration.kube.conftest import helm, kube, kubectl, kubectl_binary
 
-__all__ = ["kube", "kubectl", "kubectl_binary", "loopback_nixl", "start_engine"]
+__all__ = ["helm", "kube", "kubectl", "kubectl_binary", "loopback_nixl", "start_engine"]

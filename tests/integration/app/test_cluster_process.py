@@ -131,7 +131,15 @@ async def test_pool_thresholds_and_pods_from_the_api_server(
             assert await picker.process.wait() == 0
     asked = {(s.verb, s.plural) for s in kube.requests if s.user.endswith(":kvpull-epp")}
     readable = {
-        (verb, plural) for verb in ("list", "watch") for plural in ("pods", "inferencepools", "configmaps")
+        (verb, plural)
+        for verb in ("list", "watch")
+        for plural in (
+            "pods",
+            "inferencepools",
+            "configmaps",
+            "inferenceobjectives",
+            "inferencemodelrewrites",
+        )
     }
     assert asked == readable | {("create", "events")}  # the page grants exactly what is used
 

@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -36,6 +37,7 @@ from tests.integration.extproc import client as gateway
 ROOT = Path(__file__).parents[3]
 TOKEN = "s3cret"
 BLOCKS = 100
+ANY_PORTS = ("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--lame-duck", "0s")
 CONFIG = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -98,6 +100,7 @@ class Picker:
     ports: dict[str, int]
     channel: grpc.aio.Channel
     session: aiohttp.ClientSession
+    token: str = TOKEN
 
     async def ask(self, prompt: list[int], request_id: str) -> Routed:
         stream = gateway.open_stream(self.channel)
@@ -112,7 +115,7 @@ class Picker:
 
     async def debug(self, path: str) -> Any:
         url = f"http://127.0.0.1:{self.ports['metrics_port']}/debug/kvpull/{path}"
-        async with self.session.get(url, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+        async with self.session.get(url, headers={"Authorization": f"Bearer {self.token}"}) as response:
             return await response.json() if response.status == 200 else None
 
     async def metric(self, line: str) -> float:
@@ -132,24 +135,48 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @contextlib.asynccontextmanager
 async def picker_process(
-    folder: Path, rows: list[dict[str, Any]], *, inputs: Sequence[str] = (), kubeconfig: Path | None = None
+    folder: Path,
+    rows: list[dict[str, Any]],
+    *,
+    inputs: Sequence[str] = (),
+    kubeconfig: Path | None = None,
+    grpc_port: int = 0,
+    lame_duck: str = "0s",
+    config: str = CONFIG,
 ) -> AsyncIterator[Picker]:
     """`inputs`: flags that say where endpoints and thresholds come from, instead of files."""
     if not inputs:
         inputs = ("--endpoints-file", str(folder / "endpoints.json"))
         inputs += ("--thresholds-dir", str(folder / "thresholds"))
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(config)
     (folder / "token").write_text(TOKEN)
     (folder / "endpoints.json").write_text(json.dumps({"endpoints": rows}))
+    arguments = (
+        *("--config-file", str(folder / "config.yaml"), *inputs, "--debug-token-file", str(folder / "token")),
+        *("--tokenizer", str(TOKENIZER), "--ledger-file", str(folder / "ledger.jsonl")),
+        *ANY_PORTS,
+        *("--grpc-port", str(grpc_port), "--lame-duck", lame_duck),
+    )
+    async with running_picker(arguments, kubeconfig) as picker:
+        yield picker
+
+
+@contextlib.asynccontextmanager
+async def running_picker(
+    arguments: Sequence[str],
+    kubeconfig: Path | None = None,
+    *,
+    token: str = TOKEN,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[Picker]:
+    """The process under these arguments, once it is ready; it has ended at the end."""
     read_fd, write_fd = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "epp", "--listen-host", "127.0.0.1", "--ready-fd", str(write_fd)),
-        *("--config-file", str(folder / "config.yaml"), *inputs, "--debug-token-file", str(folder / "token")),
-        *("--tokenizer", str(TOKENIZER), "--ledger-file", str(folder / "ledger.jsonl")),
-        *("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--lame-duck", "0s"),
+        *arguments,
         cwd=ROOT,
         pass_fds=(write_fd,),
-        env=dict(os.environ) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
+        env={**os.environ, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}), **environment},
     )
     os.close(write_fd)
     try:
@@ -163,7 +190,7 @@ async def picker_process(
             aiohttp.ClientSession() as session,
             await gateway.channel_to(ports["grpc_port"]) as channel,
         ):
-            yield Picker(process, ports, channel, session)
+            yield Picker(process, ports, channel, session, token)
     finally:
         if process.returncode is None:
             process.kill()

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from deploy.local.engine.config import parse_arguments
 from tests.integration.engine.rig import BOUND_S, TOKENIZER, prompt_ids, until
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +30,7 @@ async def engine_process(*options: str) -> AsyncIterator[tuple[asyncio.subproces
     """A process and the read end of its ready pipe; killed at the end if it still runs."""
     read_fd, write_fd = os.pipe()
     argv = ("-m", "deploy.local.engine", "--tokenizer", str(TOKENIZER), "--host", HOST, "--model", "m")
+    argv += ("--insecure",)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *argv,
@@ -140,6 +142,7 @@ async def test_port_in_use_is_a_sentence(option: str) -> None:
         (("--kv-bytes-per-token=12",), b"multiple of 8"),
         (("--tokenizer=/nonexistent",), b"tokenizer.json"),
         (("--peer-key-file=/nonexistent",), b"/nonexistent"),
+        (("--peer-key-file=/dev/null",), b"or else --insecure"),
         (("--hash-algo=md5",), b"sha256"),
         (("--cpu-tokens=999999999999",), b"/dev/shm"),
     ],
@@ -152,3 +155,11 @@ async def test_bad_settings_are_a_sentence(options: tuple[str, ...], word: bytes
     assert process.returncode in (1, 2)
     assert word in log
     assert b"Traceback" not in log
+
+
+def test_without_a_key_only_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--tokenizer", str(TOKENIZER)])
+    assert "--peer-key-file is needed" in capsys.readouterr().err
+    config, _ = parse_arguments(["--tokenizer", str(TOKENIZER), "--insecure"])
+    assert config.peer_key is None

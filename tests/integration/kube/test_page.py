@@ -9,7 +9,7 @@ from sidecar.pool_watch.metrics import WatchCollector
 from sidecar.pool_watch.status import WatchStatus
 
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-RBAC = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]  # applied by tests/integration/app
+RBAC, HA_RBAC = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[:2]  # applied by tests/integration/app
 
 
 def test_the_metrics_are_all_named() -> None:

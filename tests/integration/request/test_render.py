@@ -13,6 +13,7 @@ import ssl
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from epp.request.circuit_breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S
 from epp.request.local_tokenizer import LocalTokenizer
-from epp.request.parse import ChatPrompt, TextPrompt, TokenPrompt
+from epp.request.parse import ChatPrompt, TextPrompt, TokenPrompt, parse_request
 from epp.request.render import RenderLimits, RenderTokeniser
 
 BOUND_S = 30.0
@@ -57,6 +58,17 @@ class Engine:
             **fields.get("chat_template_kwargs", {}),
         )
         return web.json_response(_generate(TOKENIZER.encode(text, fields["add_special_tokens"])))
+
+
+class RendersResponses:
+    """Says that it was asked, and the same for everything."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.calls.append((request.path, await request.json()))
+        return web.json_response(_generate([4, 5]))
 
 
 def _generate(ids: list[int], **others: Any) -> dict[str, Any]:
@@ -308,13 +320,52 @@ async def test_the_engines_own_refusal_is_not_its_fault() -> None:
         assert service.counters.outcomes == {"refused": 2 * FAILURES_TO_OPEN}
 
 
-async def test_an_answer_with_pictures_is_no_match() -> None:
-    async def pictures(_: web.Request) -> web.StreamResponse:
-        return web.json_response(_generate([1, 2, 3], features={"mm_hashes": {"image": ["x"]}}))
+PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+WITH_PICTURE = ChatPrompt([{"role": "user", "content": [PICTURE]}], items=frozenset(("image",)))
 
-    async with http_server(pictures) as url, tokeniser(url) as service:
-        assert await service.token_ids(CHAT) is None
-        assert service.counters.outcomes == {"refused": 1}
+
+async def test_pictures_are_asked_for_only_where_they_have_a_budget_of_their_own() -> None:
+    """The endpoint fetches and decodes them. What it says is matched up to the first of them."""
+    calls = []
+
+    async def pictures(request: web.Request) -> web.StreamResponse:
+        calls.append(await request.json())
+        places = {"image": [{"offset": 5, "length": 2}, {"offset": 2, "length": 2}], "audio": []}
+        features = {"mm_hashes": {"image": ["x", "y"], "audio": []}, "mm_placeholders": places}
+        return web.json_response(_generate([1, 2, 9, 9, 3, 9, 9], features=features))
+
+    async with http_server(pictures) as url:
+        async with tokeniser(url) as service:
+            assert await service.token_ids(WITH_PICTURE) is None
+            assert service.counters.outcomes == {"multimodal_off": 1}
+        limits = RenderLimits(budget_s=SHORT_S, items_budget_s=BOUND_S)
+        async with tokeniser(url, limits=limits) as service:
+            assert await service.token_ids(WITH_PICTURE) == array("I", [1, 2])
+    (call,) = calls
+    assert call["messages"] == WITH_PICTURE.messages
+    assert call["mm_payload"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("places", "outcome"),
+    [
+        ({"image": [{"offset": 0, "length": 1}]}, "refused"),
+        ({"image": []}, "answer"),
+        ({"image": [{"offset": 3, "length": 1}]}, "answer"),
+        ({"image": [{"offset": -1, "length": 1}]}, "answer"),
+        ({"image": 5}, "answer"),
+    ],
+)
+async def test_pictures_without_a_text_in_front_or_a_place_are_no_match(
+    places: dict[str, Any], outcome: str
+) -> None:
+    async def pictures(_: web.Request) -> web.StreamResponse:
+        return web.json_response(_generate([1, 2, 3], features={"mm_placeholders": places}))
+
+    limits = RenderLimits(items_budget_s=BOUND_S)
+    async with http_server(pictures) as url, tokeniser(url, limits=limits) as service:
+        assert await service.token_ids(WITH_PICTURE) is None
+        assert set(service.counters.outcomes) == {outcome}
 
 
 async def test_too_many_and_too_large_are_no_match_at_once() -> None:
@@ -364,13 +415,36 @@ async def test_arguments_of_calls_go_as_the_text_that_the_engine_takes() -> None
     assert prompt == _answered_call({"arguments": arguments, "name": "f"}), "the prompt is not ours to change"
 
 
-async def test_calls_that_the_engine_would_reorder_are_no_match() -> None:
+async def test_calls_that_the_engine_would_reorder_are_asked_for_as_they_came_or_not_at_all() -> None:
     """Templates print the keys of a call in their order; the engine's validation of chats has one of its
-    own, which is not the one in which /v1/responses renders them."""
-    prompt = _answered_call({"name": "f", "arguments": "{}"})
+    own, which is not the one in which /v1/responses renders them: that has an endpoint of its own."""
+    engine = RendersResponses()
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    fields = {"model": "m", "input": [call, {"role": "user", "content": "zebra"}], "max_output_tokens": 5}
+    prompt = parse_request(json.dumps(fields).encode(), "/v1/responses", {}).prompt
+    assert isinstance(prompt, ChatPrompt)
+    async with http_server(engine) as url, tokeniser(url) as service:
+        assert await service.token_ids(prompt) == array("I", [4, 5])
+        assert await service.token_ids(replace(prompt, responses=None)) is None
+        assert service.counters.outcomes == {"rendered": 1, "unwritable": 1}
+    assert engine.calls == [("/v1/responses/render", {"input": fields["input"]})]
+
+
+async def test_switched_off_thinking_is_no_match() -> None:
+    """The endpoint renders it in another way than the server does."""
     async with tokeniser(await unused_address()) as service:
-        assert await service.token_ids(prompt) is None
+        assert await service.token_ids(replace(CHAT, thinking_disabled=True)) is None
         assert service.counters.outcomes == {"unwritable": 1}
+
+
+async def test_tools_that_may_not_be_called_are_said_to_the_engine() -> None:
+    """Its flags decide whether the template sees them."""
+    engine = Engine()
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with http_server(engine) as url, tokeniser(url) as service:
+        assert await service.token_ids(replace(CHAT, tools=tools, tools_off=True)) is not None
+        assert await service.token_ids(replace(CHAT, tools=tools)) is not None
+    assert [fields.get("tool_choice") for _, fields, _ in engine.calls] == ["none", None]
 
 
 async def test_no_member_is_no_match() -> None:

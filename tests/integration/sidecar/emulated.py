@@ -54,6 +54,7 @@ async def emulated(**settings: Any) -> AsyncIterator[Target]:
         events_port=0,
         replay_port=0,
         model="m",
+        insecure=True,
         device_tokens=8192,
         cpu_tokens=16_384,
         max_model_len=8192,

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from engine_plugin.transport import Faults, Lease, Limits, PeerIdentity, PeerTransport, TierMemory
+from engine_plugin.transport.control import pool_tls
 
+pool_tls._SCRYPT_COST = 1 << 4  # some hundred transports are made here
+KEY = b"0123456789abcdef0123456789abcdef"
 BLOCK_BYTES = 32 * 1024
 WAIT_S = 20.0
 PATIENT = Limits(progress_s=10.0, first_progress_s=10.0, quarantine_s=1.0, connect_s=5.0, handshake_s=5.0)
@@ -113,8 +116,9 @@ async def engine(
     *,
     slots: int = 64,
     slot_bytes: int = BLOCK_BYTES,
-    key: bytes | None = None,
+    key: bytes | None = KEY,
     limits: Limits = PATIENT,
+    checksums: bool = True,
     listen: tuple[str, int] = ("127.0.0.1", 0),
     **changes: Any,
 ) -> AsyncIterator[Engine]:
@@ -123,7 +127,15 @@ async def engine(
     with TierMemory.create(slots, slot_bytes) as tier:
         store, faults = Store(tier), Faults()
         transport = PeerTransport(
-            listen=listen, identity=who, tier=tier, store=store, key=key, limits=limits, faults=faults
+            listen=listen,
+            identity=who,
+            tier=tier,
+            store=store,
+            key=key,
+            insecure=key is None,
+            checksums=checksums,
+            limits=limits,
+            faults=faults,
         )
         try:
             await transport.start()

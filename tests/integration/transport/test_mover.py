@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,19 @@ async def test_a_hung_mover_is_replaced_and_serves_again() -> None:
         offer = await consumer.transport.lookup(producer.transport.address, "r", hashes(3), deadline_s=10)
         assert (await consumer.transport.fetch(offer, range(3), deadline_s=10)).blocks == 3
         consumer.store.assert_blocks(hashes(3), range(3))
+
+
+async def test_a_loop_that_was_held_up_blames_neither_mover_nor_peer() -> None:
+    """Seen: a process that did something else for some seconds killed its healthy mover."""
+    limits = replace(PATIENT, mover_silence_s=0.4, ping_s=0.1, silence_s=0.4)
+    async with engine(limits=limits) as producer, peer_process(blocks=3, slots=4) as source:
+        await producer.transport.connect(source.address, deadline_s=30)
+        time.sleep(1.0)  # noqa: ASYNC251 - holding the loop up is what is tested
+        for _ in range(5):
+            await asyncio.sleep(0)
+        offer = await producer.transport.lookup(source.address, "r", hashes(3), deadline_s=30)
+        assert (await producer.transport.fetch(offer, range(3), deadline_s=30)).blocks == 3
+        assert (producer.stats.mover_epoch, producer.stats.sessions_out) == (1, 1)
 
 
 async def test_a_failed_respawn_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,3 +189,16 @@ async def test_sessions_reconnect_after_the_source_restarts() -> None:
             assert await pull(consumer, reborn, wanted, list(range(8, 16))) == 8
             consumer.store.assert_blocks(wanted, range(8, 16))
             assert consumer.stats.received_bytes[reborn.identity.instance] == 8 * BLOCK_BYTES
+
+
+async def test_without_checksums_nothing_is_hashed_and_a_careful_consumer_refuses() -> None:
+    async with engine(checksums=False) as producer, engine(checksums=False) as consumer, engine() as careful:
+        producer.store.put(hashes(3))
+        producer.faults.corrupt_block = 0  # of the announced ones: there are none
+        assert await pull(consumer, producer, hashes(3), [2, 1, 0]) == 3
+        consumer.store.assert_blocks(hashes(3), [2, 1, 0])
+        with pytest.raises(PullError) as caught:
+            await pull(careful, producer, hashes(3), [2, 1, 0])
+        assert caught.value.reason is PullReason.PROTOCOL
+        assert not careful.store.tier.array.any()
+        await until(lambda: producer.stats.leases == 0)

@@ -11,13 +11,6 @@ from epp import cli, key_files
 from epp.core.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("50ms", 0.05), ("2s", 2), ("1m", 60), ("1.5", 1.5), ("1h", 3600)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert cli.duration_s(text) == seconds
-
-
 @pytest.mark.parametrize(("text", "value"), [("false", False), ("FALSE", False), ("true", True)])
 def test_false_means_false(text: str, value: bool) -> None:
     """S-G07."""
@@ -27,8 +20,7 @@ def test_false_means_false(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (cli.duration_s, "-1s"),
-        (cli.duration_s, "soon"),
+        (cli.duration_flag_s, "-1s"),
         (cli.boolean, "0"),
         (cli.port, "99999"),
         (cli.port, "-1"),

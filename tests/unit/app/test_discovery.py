@@ -60,7 +60,9 @@ def test_thresholds_may_be_watched_beside_a_file_of_endpoints() -> None:
 
 def test_thresholds_by_label_in_the_pools_namespace() -> None:
     flags = ("--pool-name", "llama", "--pool-namespace", "llm", "--thresholds-selector", "b=2,a=1")
-    assert build(*flags).watches[-1].what == "configmaps in llm (a=1,b=2)"
+    assert [w.what for w in build(*flags).watches if w.resource == "configmaps"] == [
+        "configmaps in llm (a=1,b=2)"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_refusals_name_the_parameter(parameters: str, said: str) -> None:
         parse_config(BASE % parameters)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5.0), ("1.5m", 90.0), ("1ms", 0.001)])
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("1m30s", 90.0)])
 def test_durations(text: str, seconds: float) -> None:
     tokens = parse_config(BASE % f"{{vllm: {{url: 'http://a', timeout: {text}}}}}").tokens
     assert tokens is not None
@@ -82,7 +82,7 @@ async def test_the_local_back_end_is_built_and_says_what_it_does(caplog: pytest.
     with caplog.at_level(logging.INFO):
         service = plan(f"{{local: {{path: {DIRECTORY}, cacheSizeMiB: 1, workers: 1}}}}").build()
     assert isinstance(service, LocalTokeniser)
-    assert "incremental, cut at blanks and special tokens" in caplog.text
+    assert "incremental, cut at blanks and marks and special tokens" in caplog.text
     registry = CollectorRegistry()
     registry.register(TokeniserCollector(service))
     assert await service.token_ids(TextPrompt("The harbour")) is not None

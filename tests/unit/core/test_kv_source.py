@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from epp.core.kv_source import choose_source, sampling_coordinate
+from epp.core.source_band import Selection
 from epp.core.thresholds import NO_THRESHOLDS, PolicyTable, PullSettings, SourcePolicy, everywhere
 from epp.core.types import MAX_RECORDED, Candidate, ClaimState, EngineInfo, SourceReason
+from tests.unit.core.naive_band import naive_band
 from tests.unit.core.rows import BLOCK, candidate, info, request
 
 ON = SourcePolicy(configured=True, min_cached_token_delta=1)
@@ -205,7 +207,7 @@ def test_a_known_mismatch_is_said_rather_than_that_the_engines_have_met_it() -> 
 
 def test_a_stock_engine_is_refused_by_the_address_of_its_row() -> None:
     row = candidate("a", blocks=50)
-    row = replace(row, endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
+    row = row._replace(endpoint=replace(row.endpoint, p2p_address="10.0.0.1:7777"))
     choice = choose_source(request(), [row], candidate("b"), ON, frozenset({"10.0.0.1:7777"}))
     assert choice.reason is SourceReason.PEER_REFUSED
 
@@ -285,46 +287,74 @@ def test_a_record_is_cut_but_never_loses_the_sampled_holder() -> None:
         assert {c.match.cpu_blocks for c in choice.holders} == {101}
 
 
-# --- the fast path decides what the slow one decides ------------------------------------------------
+# --- one loop over all of them comes to what judging each one comes to -------------------------------
 
-_INFOS = (None, info(), info(seed_fp="other"), info(instance="met"))
+_INFOS = (None, info(), info(seed_fp="other"), info(instance="met"), info(p2p_addr="10.0.0.9:7777"))
 _row = st.builds(
-    lambda n, blocks, waiting, pulls, engine, draining: candidate(
-        f"e{n}", blocks=blocks, waiting=waiting, pulls=pulls, engine=engine, draining=draining
+    lambda n, blocks, waiting, pulls, engine, draining, kind, size: candidate(
+        f"e{n:02d}",
+        blocks=blocks,
+        waiting=waiting,
+        pulls=pulls,
+        engine=engine,
+        draining=draining,
+        source_class=kind,
+        block_tokens=size,
     ),
     st.integers(0, 30),
     st.integers(0, 12),
     st.sampled_from([None, 0.0, 1.0, 3.0]),
     st.integers(0, 3),
     st.sampled_from(_INFOS),
-    st.booleans(),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([None, "near", "far", "else"]),
+    st.sampled_from([BLOCK, BLOCK, BLOCK, 2 * BLOCK]),
 )
-_policy = st.builds(
-    lambda aware, verified, limit: replace(
-        ON, inflight_awareness=aware, require_verified=verified, max_inflight_pulls=limit
+_terms = st.builds(
+    lambda enabled, least, aware, verified, limit, mode: replace(
+        ON,
+        enabled=enabled,
+        min_cached_token_delta=least,
+        inflight_awareness=aware,
+        require_verified=verified,
+        max_inflight_pulls=limit,
+        mode=mode,
     ),
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([None, 1, 4 * BLOCK, 9 * BLOCK]),
     st.booleans(),
     st.booleans(),
     st.none() | st.integers(0, 3),
+    st.sampled_from(["threshold", "cost"]),
+)
+_policy = st.builds(
+    lambda general, by_class: replace(general, by_class=by_class),
+    _terms,
+    st.dictionaries(st.sampled_from(["near", "far"]), _terms),
 )
 
 
 @given(
-    st.lists(_row, min_size=1, max_size=9, unique_by=lambda c: c.endpoint.id),
+    st.lists(_row, min_size=1, max_size=14, unique_by=lambda c: c.endpoint.id),
     st.sampled_from(_INFOS),
     _policy,
-    st.sampled_from([frozenset(), frozenset({"met"}), frozenset({"nobody"})]),
-    ids,
+    st.sampled_from(
+        [frozenset(), frozenset({"met"}), frozenset({"10.0.0.9:7777", ""}), frozenset({"nobody"})]
+    ),
+    st.booleans(),
 )
-def test_both_ways_through_the_rule_give_one_answer(
-    rows: list[Candidate], engine: EngineInfo | None, policy: SourcePolicy, refused: frozenset[str], rid: str
+def test_the_band_is_that_of_judging_every_holder_by_itself(
+    rows: list[Candidate], engine: EngineInfo | None, policy: SourcePolicy, peers: frozenset[str], among: bool
 ) -> None:
+    assume(any(c.match.cpu_blocks for c in rows))
     rows.sort(key=lambda c: c.endpoint.id)
-    here = candidate("z", blocks=2, engine=engine)
-    fast = choose_source(request(rid), rows, here, policy, refused)
-    no_short_cut = replace(policy, by_class={"nobody's": policy})
-    slow = choose_source(request(rid), rows, here, no_short_cut, refused)
-    assert replace(fast, refused=()) == replace(slow, refused=())
+    here = candidate(rows[0].endpoint.id.pod if among else "z", blocks=2, engine=engine)
+    selection = Selection(rows, [c.match.servable_tokens for c in rows], here, policy, peers)
+    band = selection.band()
+    found = [(c.endpoint.id, weight) for c, weight in zip(band.rows, band.weights, strict=True)]
+    expected, refused = naive_band(rows, here, policy, peers)
+    assert found == expected
+    assert list(selection.refused) == refused[:MAX_RECORDED]
 
 
 def test_a_burst_between_two_scrapes_does_not_herd() -> None:

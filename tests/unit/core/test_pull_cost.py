@@ -125,17 +125,26 @@ def test_the_first_pull_of_a_session_pays_and_is_not_taken_for_the_link() -> Non
     assert predict(costs, NEAR).cold_ms == 0.0
     other = predict(costs, FAR)  # a pair that has not met
     assert (other.cold_ms, other.pull_ms) == (pytest.approx(600.0), pytest.approx(638.0))
-    restarted = replace(NEAR, metrics=replace(NEAR.metrics, info=info(instance="new")))
+    restarted = NEAR._replace(metrics=replace(NEAR.metrics, info=info(instance="new")))
     assert predict(costs, restarted).cold_ms == pytest.approx(600.0)
+
+
+def _longer_than_known(record: DecisionRecord) -> DecisionRecord:
+    """The engine counted more tokens than the router knows: several prompts, or text before a picture."""
+    assert record.outcome is not None
+    assert record.decision.prompt_tokens is not None
+    outcome = replace(record.outcome, prompt_tokens=record.decision.prompt_tokens + 1)
+    return replace(record, outcome=outcome)
 
 
 def test_recompute_is_learned_from_undisturbed_requests_only() -> None:
     costs = PullCosts()
-    busy = replace(DESTINATION, load=InflightLoad(requests=3))
+    busy = DESTINATION._replace(load=InflightLoad(requests=3))
     for record in (
         ended(ttft_ms=9_000.0, computing=busy),
         ended(ttft_ms=9_000.0, cached=7_990),
         replace(ended(ttft_ms=9_000.0), outcome=Outcome(500, ttft_s=9.0)),
+        _longer_than_known(ended(ttft_ms=9_000.0)),
     ):
         costs.learn(record, TERMS, 0.0)
     assert predict(costs, NEAR).recompute_ms == pytest.approx(200.0)
@@ -149,7 +158,7 @@ def test_recompute_is_learned_from_undisturbed_requests_only() -> None:
 
 def test_tokens_late_in_a_prompt_cost_more_to_compute() -> None:
     terms = replace(TERMS, recompute_seed=RecomputeCurve(20.0, 50.0, 5.0))
-    late = replace(DESTINATION, match=candidate("d", blocks=500).match)
+    late = DESTINATION._replace(match=candidate("d", blocks=500).match)
     early_ms, late_ms = (
         PullCosts().predict(NEAR, row, 4000, terms, 0.0).recompute_ms  # type: ignore[union-attr]
         for row in (DESTINATION, late)
@@ -161,13 +170,13 @@ def test_tokens_late_in_a_prompt_cost_more_to_compute() -> None:
 
 def test_load_of_both_ends_counts() -> None:
     costs = PullCosts()
-    serving = replace(NEAR, load=InflightLoad(pulls_served=3))
+    serving = NEAR._replace(load=InflightLoad(pulls_served=3))
     assert predict(costs, serving).pull_ms == pytest.approx(30.0 + 4 * 8.0)
-    computing = replace(DESTINATION, load=InflightLoad(uncached_prompt_tokens=2000))
+    computing = DESTINATION._replace(load=InflightLoad(uncached_prompt_tokens=2000))
     found = costs.predict(NEAR, computing, 500, TERMS, 0.0)
     assert found is not None
     assert (found.hidden_ms, found.cheaper) == (pytest.approx(50.0), True)  # dearer, but in its shadow
-    queued = replace(computing, metrics=replace(computing.metrics, waiting_requests=2.0))
+    queued = computing._replace(metrics=replace(computing.metrics, waiting_requests=2.0))
     found = costs.predict(NEAR, queued, 500, TERMS, 0.0)
     assert found is not None
     assert (found.hidden_ms, found.cheaper) == (0.0, False)

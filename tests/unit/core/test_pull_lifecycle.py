@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from engine_plugin.identity import EndpointId
 from engine_plugin.transport.types import PullReason
 from epp.core.decision_record import PullState
@@ -123,6 +125,19 @@ def test_a_limit_spreads_over_replicas_and_stops_a_burst() -> None:
     assert pool.ask("r3").choice.reason is SourceReason.PULL
     pool.picker.sources.set_share(ReplicaShare())
     assert pool.ask("r4").choice.reason is SourceReason.PULL
+
+
+@pytest.mark.parametrize(("limit", "replicas"), [(5, 2), (2, 3), (1, 2)])
+def test_several_pickers_keep_to_a_limit_together(limit: int, replicas: int) -> None:
+    """Each sees every endpoint and nothing of the other's pulls: the sum is what a source serves."""
+    pulls, pools = 0, [busy_pool() for _ in range(replicas)]
+    for ordinal, pool in enumerate(pools):
+        pool.picker.sources.set_thresholds(everywhere(PullSettings(max_inflight_pulls=limit)))
+        pool.picker.sources.set_share(ReplicaShare(replicas, ordinal))
+    for number in range(2 * limit):
+        pulls += sum(pool.ask(f"r{number}").choice.source is not None for pool in pools)
+    assert pulls == limit
+    assert sum(pool.picker.ledger.load(EndpointId("b")).pulls_served for pool in pools) == limit
 
 
 def test_a_pair_that_refused_each_other_is_left_alone_for_a_while() -> None:

@@ -164,7 +164,7 @@ def test_a_holders_expectations_change_no_choice(
     own expectations can only take a source away."""
     plain = [candidate(f"e{i}", blocks=b, cpu=c, state=s) for i, (b, c, _, s) in enumerate(rows)]
     told = [
-        replace(row, match=replace(row.match, speculative_blocks=s))
+        row._replace(match=row.match._replace(speculative_blocks=s))
         for row, (_, _, s, _) in zip(plain, rows, strict=True)
     ]
     computing = candidate("z", blocks=3, cpu=0)

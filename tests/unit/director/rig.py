@@ -11,12 +11,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine_plugin.identity import EndpointId
 from epp.core.events import BlockStored, EventBatch
+from epp.core.flow.bands import FlowSettings
 from epp.core.types import CacheTier, EngineBlockHash, SchedulingDecision, SchedulingRequest
 from epp.director import Director
 from epp.extproc.events import Headers, RequestHead, Routing
+from epp.flow.admission import Admission, Open
+from epp.flow.choice import build_admission
+from epp.plugins.saturation import ConcurrencyDetector
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import parse_request
 from epp.request.tokenise import LocalTokeniser
+from epp.request_terms import Objectives, RequestTerms
 from epp.telemetry.metrics import PickerMetrics
 from tests.unit.core.test_endpoint_picker import BLOCK, Pool
 
@@ -25,18 +30,42 @@ BASE = "base-model"
 
 
 class Rig:
-    def __init__(self, tokenizer: LocalTokenizer | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: LocalTokenizer | None = None,
+        *,
+        flow: FlowSettings | None = None,
+        per_endpoint: int | None = None,
+        objectives: Objectives | None = None,
+    ) -> None:
+        """`per_endpoint`: requests that one may have; above it the pool is saturated."""
         self.pool = Pool()
         self.registry = CollectorRegistry()
         self.tokeniser = LocalTokeniser(tokenizer or LocalTokenizer.load(TOKENIZER_DIRECTORY), budget_s=30.0)
+        self.admission = self._admission(flow, per_endpoint)
         self.director = Director(
-            self.pool.picker, self.tokeniser, PickerMetrics(self.registry), clock=lambda: 0.0
+            self.pool.picker,
+            self.tokeniser,
+            PickerMetrics(self.registry),
+            admission=self.admission,
+            terms=RequestTerms(objectives),
+            clock=lambda: 0.0,
         )
         self.requests: list[SchedulingRequest] = []  # as the core saw them
         self._schedule, self.pool.picker.schedule = self.pool.picker.schedule, self._record  # type: ignore[method-assign]
         self._batches: dict[str, int] = {}
         for pod in "abc":
             self.serves(pod, BASE)
+
+    def _admission(self, flow: FlowSettings | None, per_endpoint: int | None) -> Admission:
+        if per_endpoint is None:
+            return Open()
+        detector, picker = ConcurrencyDetector("c", max_requests=per_endpoint), self.pool.picker
+
+        def saturation(now_s: float, unbooked: int) -> float | None:
+            return picker.saturation(detector, now_s, unbooked)
+
+        return build_admission(flow, saturation, lambda: 0.0, lambda asking, outcome, waited_s: None)
 
     def serves(self, pod: str, model: str | None) -> None:
         """`pod`'s next metrics page names this model."""

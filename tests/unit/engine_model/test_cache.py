@@ -238,3 +238,21 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_naming_many_slots_is_naming_each() -> None:
+    pools = [TierPool(6), TierPool(6)]
+    names = [b"a", b"b", b"a", b"c"]
+    for pool in pools:
+        allocation = pool.allocate(4)
+        assert allocation is not None
+        if pool is pools[0]:
+            found = pool.commit_all(allocation.slots, names)
+        else:
+            found = [pool.commit(slot, name) for slot, name in zip(allocation.slots, names, strict=True)]
+        assert found == [True, True, False, True]
+        pool.unpin(allocation.slots)
+        pool.check_integrity()
+    assert sorted(pools[0].names()) == sorted(pools[1].names())
+    with pytest.raises(CacheError):
+        pools[0].commit_all((0,), [b"x"])

@@ -214,6 +214,7 @@ _BUILDERS: Final[dict[str, Callable[[], Tokenizer]]] = {
     "gemma": _gemma,
     "strip": _strip,
 }
+AT_MARKS = ("shipped", "gpt2", "llama3", "qwen", "o200k", "deepseek", "phi")
 AT_BLANKS: Final = tuple(list(_BUILDERS)[:14])
 ALL: Final = tuple(_BUILDERS)
 

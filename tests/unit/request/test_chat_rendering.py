@@ -12,11 +12,25 @@ from hypothesis import strategies as st
 from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
 from epp.request.local_tokenizer import LocalTokenizer
+from epp.request.prompts import ChatPrompt
 
 USER = {"role": "user", "content": "Hello"}
 CONTINUE: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
 DEEP = "[" * 100_000 + "]" * 100_000
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def rendered(
+    template: ChatTemplate,
+    messages: list[Any],
+    tools: list[Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    prompt = ChatPrompt(messages, tools, add_generation_prompt, continue_final_message)
+    return template.render(prompt, variables, tools)
 
 
 def test_roles_and_generation_prompt(tokenizer: LocalTokenizer) -> None:
@@ -90,8 +104,8 @@ def test_a_template_that_walks_parts_gets_parts() -> None:
     )
     assert template.content_format == "openai"
     parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
-    assert template.render([{"role": "user", "content": parts}]) == "[text:one][text:two]"
-    assert template.render([{"role": "user", "content": "plain"}]) == "[text:plain]"
+    assert rendered(template, [{"role": "user", "content": parts}]) == "[text:one][text:two]"
+    assert rendered(template, [{"role": "user", "content": "plain"}]) == "[text:plain]"
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "audio"}])
@@ -104,13 +118,13 @@ def test_reasoning_reaches_the_template_under_both_names() -> None:
     template = ChatTemplate("{{ messages[0].reasoning }}|{{ messages[0].reasoning_content }}")
     for name in ("reasoning", "reasoning_content"):
         message = {"role": "assistant", "content": "x", name: "because"}
-        assert template.render([message]) == "because|because"
+        assert rendered(template, [message]) == "because|because"
 
 
 def test_template_kwargs_reach_the_template() -> None:
     template = ChatTemplate("{% if enable_thinking %}think{% else %}answer{% endif %}")
-    assert template.render([USER], enable_thinking=True) == "think"
-    assert template.render([USER]) == "answer"
+    assert rendered(template, [USER], enable_thinking=True) == "think"
+    assert rendered(template, [USER]) == "answer"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +154,7 @@ def test_the_illegal_combination_is_left_to_the_engine(tokenizer: LocalTokenizer
 def test_continuation_under_a_template_that_strips() -> None:
     template = ChatTemplate("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}")
     messages = [{"role": "assistant", "content": "Once upon  "}]
-    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    text = rendered(template, messages, add_generation_prompt=False, continue_final_message=True)
     assert text == "<Once upon"
 
 
@@ -216,9 +230,9 @@ def test_developer_messages_join_the_system_message() -> None:
         {"role": "developer", "content": "two", "tools": []},
     ]
     render = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
-    assert ChatTemplate(render).render(messages) == "[system:one\n\ntwo][user:Hello]"
+    assert rendered(ChatTemplate(render), messages) == "[system:one\n\ntwo][user:Hello]"
     knows = "{% set known = 'developer' %}" + render
-    assert ChatTemplate(knows).render(messages) == "[system:one][user:Hello][developer:two]"
+    assert rendered(ChatTemplate(knows), messages) == "[system:one][user:Hello][developer:two]"
 
 
 def test_a_tool_result_is_one_text_for_every_template() -> None:
@@ -227,10 +241,10 @@ def test_a_tool_result_is_one_text_for_every_template() -> None:
         "{% else %}{% for p in m.content %}({{ p.text or p.name }}){% endfor %}{% endif %}{% endfor %}"
     )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert template.render([{"role": "tool", "content": parts}]) == "<a\nb>"
-    assert template.render([{"role": "user", "content": parts}]) == "(a)(b)"
+    assert rendered(template, [{"role": "tool", "content": parts}]) == "<a\nb>"
+    assert rendered(template, [{"role": "user", "content": parts}]) == "(a)(b)"
     named = [{"type": "tool_reference", "name": "f"}]
-    assert template.render([{"role": "tool", "content": named}]) == "(f)"
+    assert rendered(template, [{"role": "tool", "content": named}]) == "(f)"
 
 
 def test_unknown_keys_of_a_part_reach_a_template_that_walks_parts() -> None:
@@ -239,7 +253,7 @@ def test_unknown_keys_of_a_part_reach_a_template_that_walks_parts() -> None:
     )
     part = {"cache_control": {"type": "x"}, "type": "text", "text": "a", "closed": True}
     expected = '{"type": "text", "text": "a", "cache_control": {"type": "x"}}'
-    assert template.render([{"role": "user", "content": [part]}]) == expected
+    assert rendered(template, [{"role": "user", "content": [part]}]) == expected
 
 
 def test_unknown_keys_of_a_tool_are_dropped() -> None:
@@ -249,7 +263,7 @@ def test_unknown_keys_of_a_tool_are_dropped() -> None:
         "function": {"y": 2, "strict": True, "name": "f", "parameters": None},
         "defer_loading": True,
     }
-    assert template.render([USER], [tool]) == (
+    assert rendered(template, [USER], [tool]) == (
         '[{"type": "function", "function": {"name": "f", "description": null, "parameters": null, '
         '"strict": true, "defer_loading": true}, "defer_loading": true}]'
     )
@@ -257,35 +271,35 @@ def test_unknown_keys_of_a_tool_are_dropped() -> None:
 
 def test_documents_are_always_defined() -> None:
     template = ChatTemplate("{% if documents is defined %}{{ documents }}{% endif %}")
-    assert template.render([USER]) == "None"
-    assert template.render([USER], documents=[]) == "[]"
+    assert rendered(template, [USER]) == "None"
+    assert rendered(template, [USER], documents=[]) == "[]"
     with pytest.raises(Unrenderable, match="documents_shape"):
-        template.render([USER], documents=["text"])
+        rendered(template, [USER], documents=["text"])
 
 
 def test_generation_marks_change_nothing() -> None:
     template = ChatTemplate(
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
     )
-    assert template.render([USER, USER]) == "Hello.Hello."
+    assert rendered(template, [USER, USER]) == "Hello.Hello."
 
 
 def test_a_final_message_that_the_template_changes_is_not_continued() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content | replace('a', 'b') }}{% endfor %}")
     with pytest.raises(Unrenderable, match="continue_not_rendered"):
-        template.render([{"role": "user", "content": "banana"}], None, **CONTINUE)
+        rendered(template, [{"role": "user", "content": "banana"}], None, **CONTINUE)
 
 
 def test_a_template_without_end_is_refused() -> None:
     template = ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
     with pytest.raises(Unrenderable, match="template_refused"):
-        template.render([USER])
+        rendered(template, [USER])
 
 
 def test_a_template_cannot_reach_python() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}")
     with pytest.raises(Unrenderable, match="template_refused"):
-        template.render([USER])
+        rendered(template, [USER])
 
 
 JSON = st.recursive(

@@ -19,7 +19,7 @@ from epp.request.incremental import IncrementalEncoder
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.segments import SEGMENT_CHARS, Segmenter
 from epp.request.token_cache import TokenCache
-from tests.unit.request.families import ALL, AT_BLANKS, SPECIALS, family
+from tests.unit.request.families import ALL, AT_BLANKS, AT_MARKS, SPECIALS, family
 
 PIECES = st.sampled_from(
     [
@@ -58,6 +58,15 @@ PIECES = st.sampled_from(
         "中",
         "文",
         "あ",
+        "が。",
+        "文，",
+        "ア、か\u3099。\u3099",
+        "한국어？！",
+        "。",
+        "，\n",
+        "：",
+        "中。 文",
+        "中文，中文。",
         "🙂",
         "👩\u200d🚀",
         "𝒳",
@@ -126,9 +135,61 @@ def test_which_families_are_cut_where(name: str) -> None:
     rules = cut_rules(family(name))
     assert {"<|bos|>", "<|end|>" if name == "shipped" else "<|im_start|>"} <= set(rules.tokens)
     assert rules.at_blanks is (name in AT_BLANKS)
+    assert rules.at_marks is (name in AT_MARKS)
     assert bool(rules.reasons) is (name not in AT_BLANKS), "what is not done is said"
     wanted = {"llama2": "normalizer Prepend", "gemma": "normalizer Replace", "metaspace_unsplit": "Metaspace"}
     assert wanted.get(name, "") in "".join(rules.reasons)
+
+
+def test_a_text_without_blanks_is_cut_at_its_marks() -> None:
+    rules = cut_rules(family("qwen"))
+    cut = list(Segmenter(rules, segment_chars=1).segments("你好，世界。。3，x，한국！ 中、\n文"))
+    assert cut == ["你好", "，世界", "。。3，x，한국", "！ 中", "、\n文"]
+    document = "".join(f"港口在山的后面{number}号，那里很安静。" for number in range(3000))
+    assert max(map(len, Segmenter(rules).segments(document))) < SEGMENT_CHARS + 40
+
+
+@pytest.mark.parametrize("name", ["roberta", "metaspace_always", "llama2"])
+def test_without_the_rules_cuts_at_marks_are_wrong(name: str) -> None:
+    """Negative control of the comparison above."""
+    tokenizer = family(name)
+    texts = ["中，中", "文。文", "あ、あ", "한국어？"]
+    lie = CutRules(at_marks=True)
+    assert any(in_parts(tokenizer, lie, text) != whole(tokenizer, text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        AddedToken("文。", normalized=False),
+        AddedToken("x文。y", normalized=True),
+        AddedToken("。", single_word=True, normalized=False),
+    ],
+)
+def test_added_tokens_that_reach_over_a_mark_forbid_cuts_there(token: AddedToken) -> None:
+    assert not cut_rules(with_added(token)).at_marks
+    assert cut_rules(with_added(AddedToken("。", normalized=False))).at_marks
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "NFD"}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": r"\p{L}+\p{P}|\p{P}"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+    ],
+)
+def test_steps_that_forbid_cuts_at_marks(steps: dict[str, Any]) -> None:
+    assert not cut_rules(changed("llama3", **steps)).at_marks
 
 
 @pytest.mark.parametrize("name", ["llama2", "gemma"])

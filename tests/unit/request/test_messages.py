@@ -150,6 +150,14 @@ def test_what_reaches_the_template(fields: dict[str, Any], kwargs: dict[str, Any
     assert chat(messages=[USER], **fields).template_kwargs == kwargs
 
 
+def test_disabled_thinking_and_unused_tools_wait_for_the_engine_s_flags() -> None:
+    asked = chat(messages=[USER], thinking={"type": "disabled"}, output_config={"effort": "high"})
+    assert (asked.thinking_disabled, asked.template_kwargs) == (True, {})
+    assert not chat(messages=[USER], thinking={"type": "enabled"}).thinking_disabled
+    assert chat(messages=[USER], tool_choice={"type": "none"}).tools_off
+    assert not chat(messages=[USER], tool_choice={"type": "auto"}).tools_off
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -161,7 +169,10 @@ def test_what_reaches_the_template(fields: dict[str, Any], kwargs: dict[str, Any
         ({"messages": [USER, {"role": "system", "content": "now"}]}, "inline_system"),
         ({"system": {"text": "x"}}, "messages_shape"),
         ({"system": [{"type": "image"}]}, "messages_shape"),
-        ({"thinking": {"type": "disabled"}}, "disabled_thinking"),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": None}},
+            "template_kwargs",
+        ),
         ({"thinking": {"type": "odd"}}, "reasoning_shape"),
         ({"thinking": "on"}, "reasoning_shape"),
         ({"output_config": {"effort": "huge"}}, "reasoning_shape"),

@@ -180,23 +180,44 @@ def test_chats_left_to_the_engine(fields: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("part", "kind"),
     [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-        {"type": "image_url", "image_url": None, "uuid": "picture-1"},
-        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-        {"type": "video_url", "video_url": {"url": "http://x"}},
-        {"image_url": "http://x"},
-        {"type": "prompt_embeds", "data": "AAAA"},
-        {"type": 5},
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "image"),
+        ({"type": "image_url", "image_url": None, "uuid": "picture-1"}, "image"),
+        ({"type": "image_url", "image_url": {"url": "u"}, "detail": "high"}, "image"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "audio"),
+        ({"type": "video_url", "video_url": {"url": "http://x"}}, "video"),
     ],
 )
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
-def test_conversations_with_media_have_no_prompt(part: dict[str, Any], role: str) -> None:
-    """Wherever the item stands, and whatever text is around it."""
+def test_items_are_named_wherever_they_stand(part: dict[str, Any], kind: str, role: str) -> None:
     messages = [
         {"role": "user", "content": "long text before"},
         {"role": role, "content": [{"type": "text", "text": "a"}, part]},
+    ]
+    expected = ChatPrompt(messages, items=frozenset((kind,)))
+    assert parse({"messages": messages}, CHAT).prompt == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image_url": "http://x"},
+        {"type": "image_url", "audio_url": "http://x", "uuid": "1"},
+        {"type": "image_url", "image_url": {"url": "u"}, "video_url": {"url": "v"}},
+        {"type": "image_url"},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"type": "prompt_embeds", "data": "AAAA"},
+        {"type": "text", "text": "a", "uuid": "1"},
+        {"type": "text", "text": "a", "image_url": "u"},
+        {"type": "input_image"},
+        {"type": 5},
+    ],
+)
+def test_items_that_an_engine_might_read_otherwise_have_no_prompt(part: dict[str, Any]) -> None:
+    messages = [
+        {"role": "user", "content": "long text before"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, part]},
     ]
     assert parse({"messages": messages}, CHAT).no_prompt == "multimodal"
 

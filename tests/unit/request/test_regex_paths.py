@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from epp.request.cut_rules import GPT2_PATTERN
-from epp.request.regex_paths import BlankRule, UnprovenPattern, blank_rule
+from epp.request.regex_paths import BlankRule, UnprovenPattern, blank_rule, mark_rule
 from tests.unit.request.families import GPT4, O200K, QWEN
 
 KNOWN = [GPT2_PATTERN, GPT4, QWEN, O200K]
@@ -79,6 +79,38 @@ def test_what_is_not_understood_is_refused(pattern: str) -> None:
         blank_rule(pattern)
 
 
+@pytest.mark.parametrize("pattern", KNOWN)
+def test_the_patterns_in_use_begin_a_word_at_the_mark(pattern: str) -> None:
+    assert mark_rule(pattern) is BlankRule.BEGINS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rule"),
+    [
+        (r"\p{N}{1,3}", BlankRule.APART),
+        (r"[一-龥]+", BlankRule.APART),
+        (r"\p{L}+|\p{P}{2}", BlankRule.APART),
+        (r"\p{L}+|\p{P}(?!\S)", BlankRule.APART),
+        (r"\p{L}+|[。！]", BlankRule.APART),
+        (r"\p{L}+|\p{P}", BlankRule.BEGINS),
+        (r"\p{L}+| ?[^\s\p{L}]+", BlankRule.BEGINS),
+        (r"[^\p{L}\p{N}]?\p{L}+|\p{P}+", BlankRule.BEGINS),
+        (r"\p{L}+\p{P}|\p{P}", BlankRule.JOINS),
+        (r"\w+[^\s]|\p{P}", BlankRule.JOINS),
+        (r"文。|\p{P}", BlankRule.JOINS),
+        (r"\p{Han}\S|\p{P}", BlankRule.JOINS),
+        (r"\P{N}\P{N}|\p{P}", BlankRule.JOINS),
+        (r"[一-龥][、-。]|\p{P}", BlankRule.JOINS),
+        (r"\p{L}(?!\S)|\p{P}", BlankRule.JOINS),
+        (r"(?!\S)\s|\p{P}", BlankRule.JOINS),
+        (r"\s+(?!\S)|\p{L}|\p{P}", BlankRule.BEGINS),
+        (r"\p{L}(?!\p{L})|\p{P}", BlankRule.BEGINS),
+    ],
+)
+def test_rules_of_marks(pattern: str, rule: BlankRule) -> None:
+    assert mark_rule(pattern) is rule
+
+
 ATOMS = st.sampled_from(
     [r"\s", r"\S", " ", "a", r"\w", r"[^\s]", r"[^a]", r"\p{L}", r"[a ]", r"\p{N}", r"[\r\n]"]
 )
@@ -114,5 +146,48 @@ def test_what_is_shown_holds_for_the_real_matcher(pattern: str, left: str, right
         assert words(pattern, head) + words(pattern, tail) == words(pattern, head + tail)
     elif rule is BlankRule.APART:
         parts, whole = words(pattern, head) + words(pattern, tail), words(pattern, head + tail)
+        at = len(words(pattern, head))
+        assert whole in (parts, [*parts[: at - 1], parts[at - 1] + parts[at], *parts[at + 1 :]])
+
+
+MARK_ATOMS = st.sampled_from(
+    [
+        r"\s",
+        r"\S",
+        "中",
+        "。",
+        r"\w",
+        r"[^\s]",
+        r"[^中]",
+        r"\p{L}",
+        r"\p{P}",
+        r"\P{L}",
+        r"\p{Han}",
+        r"[^\s\p{L}\p{N}]",
+    ]
+)
+MARK_PATTERNS = alternatives(MARK_ATOMS | alternatives(MARK_ATOMS).map(lambda inner: f"(?:{inner})"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    MARK_PATTERNS,
+    st.text("中a1 。，あ", max_size=12),
+    st.text("中a1 。，あ", max_size=12),
+    st.sampled_from("中あア한"),
+    st.sampled_from("。，？"),
+)
+def test_what_is_shown_of_marks_holds_for_the_real_matcher(
+    pattern: str, left: str, right: str, letter: str, mark: str
+) -> None:
+    try:
+        rule = mark_rule(pattern)
+    except UnprovenPattern:
+        return
+    head, tail = left + letter, mark + right
+    parts, whole = words(pattern, head) + words(pattern, tail), words(pattern, head + tail)
+    if rule is BlankRule.BEGINS:
+        assert parts == whole
+    elif rule is BlankRule.APART:
         at = len(words(pattern, head))
         assert whole in (parts, [*parts[: at - 1], parts[at - 1] + parts[at], *parts[at + 1 :]])

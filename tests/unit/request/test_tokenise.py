@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.request.cut_rules import CutRules
-from epp.request.incremental import LONG_SEGMENT_CHARS
+from epp.request.incremental import LONG_SEGMENT_CHARS, MAX_SEGMENT_CHARS
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.tokenise import LocalTokeniser
@@ -251,6 +251,52 @@ async def test_nobody_waits_for_a_text_that_cannot_be_cut(tokenizer: LocalTokeni
     finally:
         slow.gate.set()
         await service.aclose()
+
+
+class CountingTokenizer(UncutTokenizer):
+    """Notes how much is encoded at once."""
+
+    chars: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: LocalTokenizer) -> CountingTokenizer:
+        counting = cls.__new__(cls)
+        counting.__dict__.update(tokenizer.__dict__)
+        counting.chars = []
+        return counting
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.chars.append(len(text))
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize("chars", [LONG_SEGMENT_CHARS * 8, MAX_SEGMENT_CHARS + 1, 4 << 20])
+async def test_a_text_without_a_place_to_cut_and_of_too_many_tokens_is_not_encoded(
+    tokenizer: LocalTokenizer, chars: int
+) -> None:
+    """Its ids would come in one piece, which nothing can interrupt: no match, by name."""
+    counting = CountingTokenizer.of(tokenizer)
+    service = LocalTokeniser(counting, budget_s=BOUND_S)
+    text = ("0aZ9" * (chars // 4 + 1))[:chars]
+    assert await service.token_ids(TextPrompt(text)) is None
+    assert service.counters.outcomes == {"long_text": 1}
+    assert sum(counting.chars) < LONG_SEGMENT_CHARS, "samples at most"
+    await service.aclose()
+
+
+async def test_the_loop_turns_while_a_long_text_is_encoded(tokenizer: LocalTokenizer) -> None:
+    counting = CountingTokenizer.of(tokenizer)
+    service = LocalTokeniser(counting, budget_s=BOUND_S)
+    text = "harbour" * (2 * LONG_SEGMENT_CHARS // 7)
+    task = asyncio.create_task(service.token_ids(TextPrompt(text)))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += bool(counting.chars)
+    assert (await task) is not None
+    assert max(counting.chars) == len(text)
+    assert turns > 10
+    await service.aclose()
 
 
 async def test_overload_is_no_match_at_once(tokenizer: LocalTokenizer) -> None:

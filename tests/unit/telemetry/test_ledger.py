@@ -177,7 +177,7 @@ def test_inputs_survive_the_way_through_json() -> None:
     (holder,) = inputs.holders
     (original,) = decision.choice.holders
     assert holder.endpoint == original.endpoint
-    assert replace(original.match, known_empty_start=False) == holder.match
+    assert original.match._replace(known_empty_start=False) == holder.match
     assert holder.load == original.load
     assert holder.metrics.waiting_requests == 50.0
     assert holder.metrics.info is not None

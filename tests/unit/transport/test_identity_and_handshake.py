@@ -1,4 +1,4 @@
-"""Identity comparison and proofs, without a connection."""
+"""Identity comparison, without a connection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 
 from engine_plugin import wire
 from engine_plugin.identity import COMPARED_FIELDS, PeerIdentity, format_address
-from engine_plugin.protocol import Hello
-from engine_plugin.transport.control import handshake
+from engine_plugin.transport.control.channel import speaks_from
 from engine_plugin.transport.control.handshake import Refusal
 
-KEY = b"k" * 32
 WHO = PeerIdentity("a", 0, "m", "r", 16, 4096, "bf16", "hnd", 1, "sha256", "seed-fingerprint")
 PEER = replace(WHO, instance="b", rank=3)
 
@@ -38,7 +36,7 @@ def test_ones_own_instance_is_not_a_peer() -> None:
 def test_info_labels_are_those_of_the_wire() -> None:
     labels = WHO.info_labels(p2p_addr=("127.0.0.1", 7777), events_port=5557, replay_port=5657)
     assert tuple(labels) == wire.ENGINE_INFO_LABELS
-    assert (labels["p2p_addr"], labels["protocol"]) == ("127.0.0.1:7777", "1")
+    assert (labels["p2p_addr"], labels["protocol"]) == ("127.0.0.1:7777", str(wire.P2P_PROTOCOL_VERSION))
     assert (
         labels["model_fp"]
         != replace(WHO, revision="r2").info_labels(p2p_addr=("h", 1), events_port=1, replay_port=1)[
@@ -51,32 +49,23 @@ def test_ipv6_addresses_have_brackets() -> None:
     assert format_address(("fd00::1", 7777)) == "[fd00::1]:7777"
 
 
-def hellos() -> tuple[Hello, Hello]:
-    return handshake.hello(WHO, KEY), handshake.hello(PEER, KEY)
-
-
-def test_a_proof_holds_for_its_role_key_and_hellos_only() -> None:
-    client, server = hellos()
-    mac = handshake.proof(KEY, "client", client, server)
-    handshake.check_proof(mac, KEY, "client", client, server)
-    fresh, _ = hellos()
-    for key, role, first, second in (
-        (KEY, "server", client, server),  # reflected
-        (b"x" * 32, "client", client, server),
-        (KEY, "client", fresh, server),  # replayed
-        (KEY, "client", server, client),
-    ):
-        with pytest.raises(Refusal) as caught:
-            handshake.check_proof(mac, key, role, first, second)  # type: ignore[arg-type]
-        assert caught.value.label == "auth"
-
-
-def test_a_forged_identity_breaks_the_proof() -> None:
-    client, server = hellos()
-    mac = handshake.proof(KEY, "client", client, server)
-    forged = Hello(client.magic, client.protocol, PEER, client.nonce, client.keyed)
-    with pytest.raises(Refusal):
-        handshake.check_proof(mac, KEY, "client", forged, server)
+@pytest.mark.parametrize(
+    ("local", "remote", "bound"),
+    [
+        ("127.0.0.2", "127.0.0.3", True),
+        ("10.0.0.1", "10.0.0.2", True),
+        ("fd00::1", "fd00::2", True),
+        ("0.0.0.0", "10.0.0.2", False),
+        ("127.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1", "fd00::2", False),
+        ("fe80::1", "fe80::2%eth0", False),
+        ("engine-0", "10.0.0.2", False),
+        ("", "10.0.0.2", False),
+    ],
+)
+def test_sessions_come_from_the_address_we_listen_on(local: str, remote: str, bound: bool) -> None:
+    assert speaks_from(local, remote) is bound
 
 
 def test_labels_are_bounded_whatever_the_peer_says() -> None:

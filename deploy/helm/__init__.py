@@ -1,0 +1,1 @@
+"""The helm chart's generated files: schema and README, both from its values.yaml."""

@@ -1,0 +1,197 @@
+{{- define "kvpull.fullname" -}}
+{{- .Values.nameOverride | default .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "kvpull.epp" -}}{{ include "kvpull.fullname" . }}-epp{{- end -}}
+{{- define "kvpull.engine" -}}{{ include "kvpull.fullname" . }}-engine{{- end -}}
+{{- define "kvpull.proxy" -}}{{ include "kvpull.fullname" . }}-proxy{{- end -}}
+
+{{- define "kvpull.chart" -}}{{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}{{- end -}}
+
+{{/* Labels of everything. Argument: list of the context and the component. */}}
+{{- define "kvpull.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "kvpull.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ include "kvpull.chart" $root }}
+{{- end -}}
+
+{{/* Never change with an upgrade: a Deployment's selector is immutable. */}}
+{{- define "kvpull.selectorLabels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: kvpull
+app.kubernetes.io/instance: {{ include "kvpull.fullname" $root }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "kvpull.meta" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 2 }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "kvpull.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* Argument: list of an image and the tag where it names none. */}}
+{{- define "kvpull.image" -}}
+{{- $image := index . 0 -}}
+{{- $name := $image.repository -}}
+{{- if $image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $image.registry) $name }}{{ end -}}
+{{- if $image.digest -}}{{ $name }}@{{ $image.digest }}{{- else -}}{{ $name }}:{{ $image.tag | default (index . 1) }}{{- end -}}
+{{- end -}}
+
+{{- define "kvpull.pool" -}}
+{{- if .Values.router.inferencePool.name }}{{ .Values.router.inferencePool.name }}
+{{- else if .Values.router.inferencePool.create }}{{ include "kvpull.fullname" . }}{{ end -}}
+{{- end -}}
+
+{{- define "kvpull.serviceAccount" -}}
+{{- .Values.router.epp.serviceAccount.name | default (ternary (include "kvpull.epp" .) "default" .Values.router.epp.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "kvpull.engineServiceAccount" -}}
+{{- .Values.engine.serviceAccount.name | default (ternary (include "kvpull.engine" .) "default" .Values.engine.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "kvpull.keys" -}}
+{{- .Values.keys.existingSecret | default (printf "%s-keys" (include "kvpull.fullname" .)) -}}
+{{- end -}}
+
+{{- define "kvpull.thresholds" -}}
+{{- .Values.thresholds.name | default (printf "%s-thresholds" (include "kvpull.epp" .)) -}}
+{{- end -}}
+
+{{/* "true" where there is, or may be, more than one picker. */}}
+{{- define "kvpull.several" -}}
+{{- $epp := .Values.router.epp -}}
+{{- $most := ternary $epp.autoscaling.maxReplicas $epp.replicas $epp.autoscaling.enabled -}}
+{{- if gt (int $most) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* "true" where pickers wait for each other: standbys are never ready. */}}
+{{- define "kvpull.passive" -}}
+{{- if and (include "kvpull.several" .) (eq .Values.router.epp.haMode "active-passive") }}true{{ end -}}
+{{- end -}}
+
+{{- define "kvpull.snapshots" -}}
+{{- if and .Values.snapshots.enabled (include "kvpull.several" .) }}true{{ end -}}
+{{- end -}}
+
+{{- define "kvpull.siblings" -}}{{ include "kvpull.epp" . }}-siblings{{- end -}}
+{{- define "kvpull.siblingTls" -}}
+{{- .Values.snapshots.tls.existingSecret | default (printf "%s-sibling-tls" (include "kvpull.epp" .)) -}}
+{{- end -}}
+
+{{/* Where the picker's own URL and the gateway's are, inside the cluster. */}}
+{{- define "kvpull.domain" -}}{{ .Release.Namespace }}.svc.{{ .Values.router.clusterDomain }}{{- end -}}
+{{- define "kvpull.gateway" -}}
+{{- if .Values.doctor.gateway }}{{ .Values.doctor.gateway }}
+{{- else if .Values.router.proxy.enabled -}}
+http://{{ include "kvpull.proxy" . }}.{{ include "kvpull.domain" . }}:{{ int .Values.router.proxy.port }}
+{{- end -}}
+{{- end -}}
+
+{{/* Comma separated target ports. */}}
+{{- define "kvpull.targetPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.router.modelServers.targetPorts }}{{ $ports = append $ports (int .number) }}{{ end -}}
+{{- join "," $ports -}}
+{{- end -}}
+
+{{/* Parameters of token-producer, as YAML. */}}
+{{- define "kvpull.tokenProducer" -}}
+{{- $tokenizer := .Values.router.tokenizer -}}
+{{- if $tokenizer.enabled -}}
+vllm: {url: "http://localhost:{{ int $tokenizer.port }}"}
+{{- else if $tokenizer.local.path -}}
+local: {path: {{ $tokenizer.local.path | quote }}}
+{{- else -}}
+vllm: {pool: true}
+{{- end -}}
+{{- end -}}
+
+{{/* name=value flags out of a map, sorted; numbers as they were written. Argument: the map. */}}
+{{- define "kvpull.flags" -}}
+{{- range $name, $value := . }}
+{{- if kindIs "slice" $value }}
+{{- range $value }}
+- {{ printf "--%s=%s" $name (include "kvpull.scalar" .) | quote }}
+{{- end }}
+{{- else }}
+- {{ printf "--%s=%s" $name (include "kvpull.scalar" $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A whole number without an exponent: 1e6 is 1000000. */}}
+{{- define "kvpull.scalar" -}}
+{{- if and (kindIs "float64" .) (eq (float64 .) (float64 (int64 .))) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* Values are settled here, not when a pod crashes. */}}
+{{- define "kvpull.valid" -}}
+{{- $router := .Values.router -}}
+{{- if not $router.modelServers.matchLabels -}}
+{{- fail "router.modelServers.matchLabels: give the labels of the engines' pods, such as {app: llama}" -}}
+{{- end -}}
+{{- if and (not (include "kvpull.pool" .)) (not $router.proxy.enabled) -}}
+{{- fail "router.inferencePool: with create false give the name of the pool to attach to, or enable router.proxy to do without a pool" -}}
+{{- end -}}
+{{- if and (not $router.epp.secureServing) (has .Values.provider.name (list "gke" "kgateway")) -}}
+{{- fail (printf "router.epp.secureServing: %s always speaks TLS to a picker; leave it true" .Values.provider.name) -}}
+{{- end -}}
+{{- if and $router.epp.certSecret (not $router.epp.secureServing) -}}
+{{- fail "router.epp.certSecret needs router.epp.secureServing" -}}
+{{- end -}}
+{{- if gt (int $router.epp.lameDuckSeconds) (int $router.epp.drainTimeoutSeconds) -}}
+{{- fail "router.epp.lameDuckSeconds is part of drainTimeoutSeconds and cannot be longer" -}}
+{{- end -}}
+{{- if and $router.tokenizer.enabled (not $router.tokenizer.modelName) -}}
+{{- fail "router.tokenizer.modelName: name the model that the tokenizer loads" -}}
+{{- end -}}
+{{- if and $router.proxy.enabled (ne .Values.provider.name "none") -}}
+{{- fail "router.proxy.enabled is for use without a gateway: leave provider.name none" -}}
+{{- end -}}
+{{- if gt (int $router.epp.autoscaling.minReplicas) (int $router.epp.autoscaling.maxReplicas) -}}
+{{- fail "router.epp.autoscaling.minReplicas is above maxReplicas" -}}
+{{- end -}}
+{{- if and $router.epp.autoscaling.enabled (eq $router.epp.haMode "active-passive") -}}
+{{- fail "router.epp.autoscaling: with haMode active-passive only one picker serves, more of them help nobody" -}}
+{{- end -}}
+{{- $istio := .Values.provider.istio.stripRoutingHeaders -}}
+{{- if and $istio.enabled (not $istio.gatewayLabels) -}}
+{{- fail "provider.istio.stripRoutingHeaders.gatewayLabels: give the labels of the gateway's pods" -}}
+{{- end -}}
+{{- if and .Values.calibration.enabled (not (and .Values.calibration.source .Values.calibration.destination)) -}}
+{{- fail "calibration: give source and destination, the URLs of two idle engines" -}}
+{{- end -}}
+{{- if and .Values.calibration.apply .Values.thresholds.spec -}}
+{{- fail "calibration.apply writes the ConfigMap that thresholds.spec is the content of: leave thresholds.spec empty" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.gateway) (not $router.proxy.enabled) -}}
+{{- fail "networkPolicy.gateway: say who the gateway is, or nobody can reach the pickers" -}}
+{{- end -}}
+{{- include "kvpull.validConfig" . -}}
+{{- end -}}
+
+{{- define "kvpull.validConfig" -}}
+{{- $epp := .Values.router.epp -}}
+{{- $shipped := printf "files/plugins/%s" $epp.pluginsConfigFile -}}
+{{- if not (or $epp.pluginsConfig (hasKey $epp.pluginsCustomConfig $epp.pluginsConfigFile) (.Files.Get $shipped)) -}}
+{{- fail (printf "router.epp.pluginsConfigFile: %s is neither in pluginsCustomConfig nor one that comes with the chart" $epp.pluginsConfigFile) -}}
+{{- end -}}
+{{- if .Values.engine.enabled -}}
+{{- if not .Values.engine.modelName -}}
+{{- fail "engine.modelName: name the model to serve" -}}
+{{- end -}}
+{{- if ne (len .Values.router.modelServers.targetPorts) (int .Values.engine.sizing.dataParallelSize) -}}
+{{- fail "router.modelServers.targetPorts: one port for each of engine.sizing.dataParallelSize engines in a pod" -}}
+{{- end -}}
+{{- $sizes := include "kvpull.sizes" . | fromYaml -}}
+{{- $tiers := mul $sizes.cpuTierBytes (int .Values.engine.sizing.dataParallelSize) -}}
+{{- if lt (int64 $sizes.shmBytes) (int64 $tiers) -}}
+{{- fail (printf "engine.sizing.shmGiB: /dev/shm (%d bytes) is below the pod's CPU tiers (%d bytes): engines would end with a bus error" (int64 $sizes.shmBytes) (int64 $tiers)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

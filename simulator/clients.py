@@ -1,0 +1,195 @@
+"""Clients of a simulated fleet: open-loop stages and closed-loop conversations. They know no policy.
+
+Everything random comes from a generator of the run's seed, so arms of one seed see the same requests.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from simulator.fleet import Fleet
+from simulator.prompts import Content, random_tokens
+from simulator.requests import Record
+
+
+@dataclass(slots=True)
+class Stage:
+    """Requests that belong together in the results."""
+
+    name: str
+    began_s: float
+    records: list[Record] = field(default_factory=list)
+    window_s: float | None = None  # figures are of answers within it; None: until all have ended
+
+
+@dataclass(frozen=True, slots=True)
+class RateStages:
+    """Open loop: Poisson arrivals over a pool of shared prefixes, one stage after the other has drained."""
+
+    prefixes: int
+    prefix_tokens: int
+    question_tokens: int
+    output_tokens: int
+    rates_per_s: tuple[float, ...]
+    stage_s: float
+    warm_up_rate_per_s: float = 0.0
+    warm_up_s: float = 0.0
+    zipf: tuple[float, ...] = (0.0,)  # skews of the prefixes; 0: all are as likely. Each one has its stages
+    timeout_s: float | None = None
+
+    def run(self, fleet: Fleet, seed: int) -> list[Stage]:
+        rng = random.Random(f"rates {seed}")
+        pool = [random_tokens(rng, self.prefix_tokens) for _ in range(self.prefixes)]
+        stages = []
+        for skew in self.zipf:
+            weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
+            label = f"zipf {skew:g} " if len(self.zipf) > 1 else ""
+            steps = [(rate, self.stage_s, f"{label}{rate:g}") for rate in self.rates_per_s]
+            if self.warm_up_s > 0:
+                steps.insert(0, (self.warm_up_rate_per_s, self.warm_up_s, f"{label}warm-up"))
+            stages += [self._stage(fleet, rng, pool, weights, *step) for step in steps]
+        return stages
+
+    def _stage(
+        self,
+        fleet: Fleet,
+        rng: random.Random,
+        pool: list[array[int]],
+        weights: list[float],
+        rate_per_s: float,
+        for_s: float,
+        name: str,
+    ) -> Stage:
+        stage = Stage(name, fleet.timeline.now_s)
+        arrivals = list(_poisson(rng, rate_per_s, for_s))
+        chosen = rng.choices(range(len(pool)), weights, k=len(arrivals))
+        for offset_s, prefix in zip(arrivals, chosen, strict=True):
+            fresh = random_tokens(rng, self.question_tokens + self.output_tokens)
+            fleet.timeline.at(stage.began_s + offset_s, self._send, fleet, stage, prefix, pool[prefix], fresh)
+        fleet.run()
+        return stage
+
+    def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: array[int], fresh: array[int]) -> None:
+        content = Content.of(shared + fresh, fleet.shape.shape.block_tokens)
+        prompt_tokens = len(shared) + self.question_tokens
+        stage.records.append(
+            fleet.submit(
+                content, prompt_tokens, self.output_tokens, tag=str(prefix), timeout_s=self.timeout_s
+            )
+        )
+
+
+def _poisson(rng: random.Random, rate_per_s: float, for_s: float) -> Iterator[float]:
+    at_s = rng.expovariate(rate_per_s)
+    while at_s < for_s:
+        yield at_s
+        at_s += rng.expovariate(rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a conversation adds: a question and its answer, after a pause."""
+
+    question_tokens: int
+    output_tokens: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One conversation: the tokens that it begins with (a document), then its turns."""
+
+    opening: array[int]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Closed loop: at most `concurrency` conversations, the next begins when one has ended.
+
+    A turn that fails ends its conversation, unless `retry_s` says after which pause it is sent again (an
+    engine that went away; a client that gave up does not come back). Every run sends the same texts again.
+    """
+
+    concurrency: int
+    burst_s: float  # the first ones begin within
+    runs: tuple[str, ...] = ("cold", "warm")
+    timeout_s: float | None = None
+    retry_s: float | None = None
+    window_s: float | None = None  # nothing is sent after it
+
+    def run(self, fleet: Fleet, scripts: Iterable[Script], seed: int) -> list[Stage]:
+        wanted = list(scripts)
+        return [self._once(fleet, wanted, seed, name) for name in self.runs]
+
+    def _once(self, fleet: Fleet, scripts: list[Script], seed: int, name: str) -> Stage:
+        rng = random.Random(f"conversations {seed}")  # the same texts in every run
+        stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
+        texts = [self._text(rng, script) for script in scripts]
+        waiting = iter([_Conversation(self, fleet, stage, s, t) for s, t in zip(scripts, texts, strict=True)])
+
+        def begin_next() -> None:
+            following = next(waiting, None)
+            if following is not None:
+                following.on_end = begin_next
+                following.turn()
+
+        starts = random.Random(f"starts {seed} {name}")
+        for _ in range(min(self.concurrency, len(scripts))):
+            fleet.timeline.after(starts.uniform(0, self.burst_s), begin_next)
+        fleet.run()
+        return stage
+
+    def _text(self, rng: random.Random, script: Script) -> array[int]:
+        return random_tokens(rng, sum(t.question_tokens + t.output_tokens for t in script.turns))
+
+
+class _Conversation:
+    def __init__(
+        self, rules: Conversations, fleet: Fleet, stage: Stage, script: Script, text: array[int]
+    ) -> None:
+        self._rules, self._fleet, self._stage, self._script = rules, fleet, stage, script
+        self._text = text
+        self._position = 0  # in the text
+        self._number = 0
+        self.on_end = _nothing
+
+    def turn(self) -> None:
+        window_s = self._rules.window_s
+        if window_s is not None and self._fleet.timeline.now_s >= self._stage.began_s + window_s:
+            return
+        turn = self._script.turns[self._number]
+        end = self._position + turn.question_tokens + turn.output_tokens
+        tokens = self._script.opening + self._text[:end]
+        self._stage.records.append(
+            self._fleet.submit(
+                Content.of(tokens, self._fleet.shape.shape.block_tokens),
+                len(tokens) - turn.output_tokens,
+                turn.output_tokens,
+                tag=f"turn {self._number}",
+                timeout_s=self._rules.timeout_s,
+                then=self._ended,
+            )
+        )
+        self._position = end
+        self._number += 1
+
+    def _ended(self, record: Record) -> None:
+        retry_s = self._rules.retry_s
+        if record.failed and record.failed != "timeout" and retry_s is not None:
+            self._number -= 1
+            turn = self._script.turns[self._number]
+            self._position -= turn.question_tokens + turn.output_tokens
+            self._fleet.timeline.after(retry_s, self.turn)
+            return
+        if record.failed or self._number >= len(self._script.turns):
+            self.on_end()
+            return
+        self._fleet.timeline.after(self._script.turns[self._number].think_s, self.turn)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,378 @@
+"""One modelled engine in virtual time: admit, restore or pull, compute in steps, publish, release.
+
+Semantics: the emulated engine of the local fleet (`deploy.local.engine`), whose steps, timing and cache
+bookkeeping are the same code (`epp.engine_model`); admission as in vLLM: nothing starts behind a step that is
+full. Runs of equal decode steps are done at once and cut short when something comes in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from epp.core.types import CacheTier
+from epp.engine_model.batching import Portion, has_budget_left, plan_step
+from epp.engine_model.cache import PagedCache
+from epp.engine_model.profile import ModelProfile
+from epp.engine_model.timing import PrefillChunk
+from simulator.prompts import hashes_of
+from simulator.requests import EngineRequest
+from simulator.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """Sizes of one engine."""
+
+    block_tokens: int = 64
+    device_tokens: int = 1_220_000
+    cpu_tokens: int = 2_220_000
+    max_running: int = 256
+    admits_ahead: bool = False  # True: as the emulated engine, whatever the step's budget
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the device is doing: `count` equal steps from `began_s` on."""
+
+    began_s: float
+    portions: list[Portion[EngineRequest]]
+    count: int
+    version: int
+
+
+class SimulatedEngine:
+    """Owned by one fleet; every method is called at the timeline's now."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: EngineShape,
+        profile: ModelProfile,
+        timeline: Timeline,
+        pull: Callable[[EngineRequest, int], None],
+        publish: Callable[[list[Event]], None],
+    ) -> None:
+        """`pull(request, blocks_here)` fetches what follows `blocks_here` and then calls `part_has_come`."""
+        self.name = name
+        self.shape = shape
+        self.profile = profile
+        self.cache = PagedCache(
+            max(1, shape.device_tokens // shape.block_tokens), max(1, shape.cpu_tokens // shape.block_tokens)
+        )
+        self.alive = True
+        self.busy_s = 0.0
+        self.computed_tokens = 0
+        self._timeline = timeline
+        self._pull = pull
+        self._publish = publish
+        self._events: list[Event] = []
+        self._waiting: deque[EngineRequest] = deque()
+        self._preparing: list[EngineRequest] = []
+        self._running: list[EngineRequest] = []
+        self._step: _Step | None = None
+        self._versions = 0
+        self._restores_until_s = 0.0
+
+    # --- what a scrape shows ---------------------------------------------------------------------
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._preparing)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.cache.device.in_use / self.cache.device.slots
+
+    # --- requests ---------------------------------------------------------------------------------
+    def submit(self, request: EngineRequest) -> None:
+        self._waiting.append(request)
+        self._wake()
+
+    def abandon(self, request: EngineRequest) -> None:
+        """The client has left; idempotent. A request whose KV is on its way ends when that has ended."""
+        if request.ended or request.gone:
+            return
+        request.gone = True
+        if request in self._waiting:
+            self._waiting.remove(request)
+            self._release(request, complete=False)
+        self._wake()
+
+    def lose_everything(self) -> None:
+        """The process dies: requests fail, caches are gone."""
+        self._step = None
+        self._versions += 1
+        for request in [*self._waiting, *self._preparing, *self._running]:
+            self._end(request, complete=False)
+        self._waiting.clear()
+        self._preparing.clear()
+        self._running.clear()
+        self._events.clear()
+        self.cache = PagedCache(self.cache.device.slots, self.cache.cpu.slots)
+
+    def clear_caches(self) -> None:
+        """As `reset_prefix_cache`: what is in use stays in use, without a name."""
+        self.cache.device.clear()
+        self.cache.cpu.clear()
+        self._events.append(AllBlocksCleared())
+        self.flush()
+
+    # --- admission --------------------------------------------------------------------------------
+    def _admit(self) -> None:
+        shape = self.shape
+        while self._waiting and len(self._running) + len(self._preparing) < shape.max_running:
+            budget = self.profile.timing.chunk_tokens
+            if not shape.admits_ahead and not has_budget_left(self._running, budget):
+                return
+            if not self._start(self._waiting[0]):
+                return
+            self._waiting.popleft()
+
+    def _start(self, request: EngineRequest) -> bool:
+        """Reserve device blocks and pin what is held; False: not enough room now."""
+        size, cache = self.shape.block_tokens, self.cache
+        names = request.content.names[: (request.prompt_tokens - 1) // size]  # one token is always computed
+        local = cache.match(names)
+        cache.device.pin(local.device_slots)
+        # the last token of an answer is never computed
+        reserved = math.ceil((request.prompt_tokens + request.output_tokens - 1) / size)
+        allocation = cache.device.allocate(reserved - len(local.device_slots))
+        if allocation is None:
+            cache.device.unpin(local.device_slots)
+            return False
+        self._removed(CacheTier.DEVICE, allocation.evicted)
+        cache.cpu.touch(names)
+        request.slots = [*local.device_slots, *allocation.slots]
+        request.named_blocks = len(local.device_slots)
+        request.computed = request.named_blocks * size
+        request.record.device_hit_tokens += request.computed
+        cache.cpu.pin(local.cpu_slots)
+        wants_pull = request.source is not None and local.blocks < len(names)
+        request.pending_parts = wants_pull + bool(local.cpu_slots)
+        if not request.pending_parts:
+            self._running.append(request)
+            return True
+        self._preparing.append(request)
+        if local.cpu_slots:
+            self._restore(request, local.cpu_slots)
+        if wants_pull:
+            self._pull(request, local.blocks)
+        return True
+
+    def _restore(self, request: EngineRequest, cpu_slots: tuple[int, ...]) -> None:
+        """Copy own CPU blocks to the device, one request's after the other's."""
+        transfer, pool = self.profile.transfer, self.cache.cpu
+        tokens = len(cpu_slots) * self.shape.block_tokens
+        link_s = tokens * self.profile.kv_bytes_per_token / transfer.restore_bytes_per_s
+        begin_s = max(self._timeline.now_s, self._restores_until_s)
+        self._restores_until_s = begin_s + link_s
+
+        def restored() -> None:
+            if self.cache.cpu is not pool:
+                return  # the engine died meanwhile
+            pool.unpin(cpu_slots)
+            request.record.restored_tokens += tokens
+            self.part_has_come(request, len(cpu_slots))
+
+        self._timeline.at(begin_s + link_s + transfer.restore_floor_s, restored)
+
+    def part_has_come(self, request: EngineRequest, blocks: int) -> None:
+        """A restore or a pull has ended and brought so many blocks. After the last part the rest is computed;
+        nothing that is missing can hold a request up."""
+        request.fetched_blocks += blocks
+        request.pending_parts -= 1
+        if request.pending_parts or request.ended:
+            return
+        self._preparing.remove(request)
+        if request.gone:
+            self._release(request, complete=False)
+        else:
+            self.name_on_device(request, request.named_blocks + request.fetched_blocks)
+            request.computed = request.named_blocks * self.shape.block_tokens
+            self._running.append(request)
+        self.flush()
+        self._wake()
+
+    # --- blocks -------------------------------------------------------------------------------------
+    def name_on_device(self, request: EngineRequest, until_block: int) -> None:
+        """Blocks up to `until_block` of a request are complete on the device."""
+        first = request.named_blocks
+        names, slots = request.content.names[first:until_block], request.slots[first:until_block]
+        fresh = self.cache.device.commit_all(slots, names)
+        request.named_blocks = max(first, until_block)
+        self._stored(CacheTier.DEVICE, request, first, fresh)
+
+    def store_in_cpu(self, request: EngineRequest, first: int, until_block: int) -> int:
+        """Write blocks of a request through to the CPU tier, as far as there is room; how many are new."""
+        cpu, names = self.cache.cpu, request.content.names
+        missing = [i for i in range(first, until_block) if names[i] not in cpu]
+        if not missing:
+            return 0
+        allocation = cpu.allocate(min(len(missing), cpu.available))
+        if allocation is None:
+            return 0
+        self._removed(CacheTier.CPU, allocation.evicted)
+        taken = missing[: len(allocation.slots)]
+        cpu.commit_all(allocation.slots, [names[index] for index in taken])
+        cpu.unpin(allocation.slots)
+        held = set(taken)
+        self._stored(CacheTier.CPU, request, first, [i in held for i in range(first, until_block)])
+        return len(held)
+
+    def _stored(self, tier: CacheTier, request: EngineRequest, first: int, fresh: list[bool]) -> None:
+        """Events for the runs of `fresh` blocks from block `first` on."""
+        content, size, at = request.content, self.shape.block_tokens, 0
+        while at < len(fresh):
+            if not fresh[at]:
+                at += 1
+                continue
+            end = at
+            while end < len(fresh) and fresh[end]:
+                end += 1
+            begin, stop = first + at, first + end
+            self._events.append(
+                BlockStored(
+                    tier,
+                    content.hashes[begin:stop],
+                    content.hashes[begin - 1] if begin else None,
+                    content.tokens[begin * size : stop * size],
+                    size,
+                    has_extra_keys=True,
+                )
+            )
+            at = end
+
+    def _removed(self, tier: CacheTier, names: tuple[bytes, ...]) -> None:
+        if names:
+            self._events.append(BlockRemoved(tier, hashes_of(names)))
+
+    def pulled(self, request: EngineRequest, first: int, fresh: list[bool]) -> None:
+        """Blocks from `first` on have come from a peer into the CPU tier."""
+        self._stored(CacheTier.CPU, request, first, fresh)
+
+    def removed_from_cpu(self, names: tuple[bytes, ...]) -> None:
+        self._removed(CacheTier.CPU, names)
+
+    def flush(self) -> None:
+        """Publish what has gathered."""
+        if self._events:
+            events, self._events = self._events, []
+            self._publish(events)
+
+    # --- steps --------------------------------------------------------------------------------------
+    def _wake(self) -> None:
+        """Something is new: begin a step, or cut a run of decode steps short at its next boundary."""
+        step = self._step
+        if step is None:
+            self._next()
+        elif step.count > 1:
+            elapsed_s = self._timeline.now_s - step.began_s
+            count = self._steps_begun(step, elapsed_s)
+            if count < step.count:
+                step.count = count
+                self._schedule(step)
+
+    def _steps_begun(self, step: _Step, elapsed_s: float) -> int:
+        low, high = 1, step.count
+        while low < high:
+            middle = (low + high) // 2
+            if self._run_s(step.portions, middle) >= elapsed_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _run_s(self, portions: list[Portion[EngineRequest]], count: int) -> float:
+        """Duration of `count` decode steps in a row: contexts grow by a token each."""
+        timing, sequences = self.profile.timing, len(portions)
+        context = sum([p.start for p in portions])
+        grown = sequences * count * (count - 1) / 2
+        each_ms = timing.decode_step_ms + sequences * timing.decode_sequence_ms
+        return 1e-3 * (count * each_ms + timing.decode_context_ns * 1e-6 * (count * context + grown))
+
+    def _next(self) -> None:
+        if not self.alive:
+            return
+        for request in [r for r in self._running if r.gone]:
+            self._running.remove(request)
+            self._release(request, complete=False)
+        self._admit()
+        self.flush()
+        portions = list(plan_step(self._running, self.profile.timing.chunk_tokens))
+        if not portions:
+            self._step = None
+            return
+        decoding = all(not p.is_prefill for p in portions)
+        count = min(p.request.left_tokens for p in portions) if decoding else 1
+        self._step = _Step(self._timeline.now_s, portions, count, 0)
+        self._schedule(self._step)
+
+    def _schedule(self, step: _Step) -> None:
+        self._versions += 1
+        step.version = self._versions
+        self._timeline.at(step.began_s + self.step_s(step.portions, step.count), self._complete, step.version)
+
+    def step_s(self, portions: list[Portion[EngineRequest]], count: int = 1) -> float:
+        """Duration of a step, or of `count` decode steps in a row."""
+        if not any(p.is_prefill for p in portions):
+            return self._run_s(portions, count)
+        prefills = [PrefillChunk(p.stop - p.start, p.start) for p in portions if p.is_prefill]
+        contexts = [p.start for p in portions if not p.is_prefill]
+        return self.profile.timing.step_ms(prefills, contexts) * 1e-3
+
+    def _complete(self, version: int) -> None:
+        step = self._step
+        if step is None or step.version != version:
+            return
+        self.busy_s += self._timeline.now_s - step.began_s
+        self._step = None
+        finished = []
+        for portion in step.portions:
+            if self._advance(portion, step.count):
+                finished.append(portion.request)
+        self.flush()
+        for request in finished:
+            self._running.remove(request)
+            self._release(request, complete=True)
+        if self._step is None:
+            self._next()
+
+    def _advance(self, portion: Portion[EngineRequest], count: int) -> bool:
+        """The portion is computed; whether the request is complete."""
+        request, size = portion.request, self.shape.block_tokens
+        stop = portion.stop if portion.is_prefill else portion.start + count
+        if portion.is_prefill:
+            request.record.computed_tokens += stop - portion.start
+            self.computed_tokens += stop - portion.start
+        request.computed = stop
+        full = min(stop // size, len(request.content.names))
+        if full > request.named_blocks:
+            first = request.named_blocks
+            self.name_on_device(request, full)
+            self.store_in_cpu(request, first, full)
+        if stop < request.prompt_tokens:
+            return False
+        if request.generated == 0:
+            request.generated = 1
+            if not request.gone:
+                request.on_first_token(request)
+        else:
+            request.generated += count
+        return request.generated >= request.output_tokens
+
+    def _release(self, request: EngineRequest, complete: bool) -> None:
+        """The one end of every request."""
+        self.cache.device.unpin(request.slots)
+        self._end(request, complete and not request.gone)
+
+    def _end(self, request: EngineRequest, complete: bool) -> None:
+        request.slots = []
+        request.ended = True
+        request.on_end(request, complete)

@@ -1,0 +1,394 @@
+"""A fleet in virtual time: the product's picker, its inputs as late as in life, and the modelled engines.
+
+What the picker sees is what the live one sees: scraped metrics, events with a delay, reports of pulls, first
+tokens and ends of streams. It is driven through its public methods only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from engine_plugin.identity import EndpointId
+from epp.config import EppConfig
+from epp.core.cache_view import CacheView
+from epp.core.endpoint_picker import EndpointPicker
+from epp.core.errors import NoEndpoints
+from epp.core.events import Event, EventBatch, ReplayNeeded
+from epp.core.index_choice import choose_index
+from epp.core.thresholds import PullSettings, everywhere
+from epp.core.types import (
+    Endpoint,
+    EndpointMetrics,
+    EngineInfo,
+    Outcome,
+    PullReport,
+    SchedulingDecision,
+    SchedulingRequest,
+)
+from epp.engine_model.network import FairNetwork
+from epp.engine_model.profile import ModelProfile
+from simulator.engine import EngineShape, SimulatedEngine
+from simulator.prompts import Content, random_tokens
+from simulator.pulls import PullLimits, Pulls
+from simulator.requests import EngineRequest, Record
+from simulator.timeline import Timeline
+
+_INDEX_SEED = b"simulated picker"
+ROLE_LABEL = "llm-d.ai/role"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetShape:
+    """A fleet, and how late the picker learns things."""
+
+    engines: int
+    shape: EngineShape = field(default_factory=EngineShape)
+    roles: Mapping[str, int] = field(default_factory=dict)  # role -> engines; empty: no roles
+    link_bytes_per_s: float = 50e9
+    scrape_s: float = 0.05
+    event_delay_s: float = 0.1
+    gateway_s: float = 0.15  # client to engine: gateway, tokeniser, picker, sidecar
+    warm_sessions: bool = True
+    limits: PullLimits = field(default_factory=PullLimits)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One engine's event stream."""
+
+    epoch: int = 0
+    seq: int = 0
+
+
+class Fleet:
+    """One run. `submit` is the gateway's door."""
+
+    def __init__(
+        self,
+        shape: FleetShape,
+        profile: ModelProfile,
+        config: EppConfig,
+        thresholds: PullSettings | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.shape, self.profile, self.seed = shape, profile, seed
+        self.timeline = Timeline()
+        self.network = FairNetwork(shape.link_bytes_per_s)
+        self.pulls = Pulls(self.timeline, self.network, shape.limits)
+        index = choose_index().make(_INDEX_SEED)
+        self.picker = EndpointPicker(config.settings, CacheView(index, speculation=config.speculation))
+        if thresholds is not None:
+            self.picker.sources.set_thresholds(everywhere(thresholds))
+        self.engines: dict[EndpointId, SimulatedEngine] = {}
+        self.decisions: list[str] = []  # one line each, for golden tests
+        self.records: list[Record] = []
+        self._streams: dict[EndpointId, _Stream] = {}
+        self._addresses: dict[EndpointId, str] = {}
+        self._open = 0
+        self._scraping = False
+        self._info: dict[EndpointId, EngineInfo] = {}
+        for number, role in enumerate(self._roles()):
+            self.add_engine(number, role)
+        if shape.warm_sessions:
+            names = [engine.name for engine in self.engines.values()]
+            self.pulls.warm([(a, b) for a in names for b in names])
+
+    def _roles(self) -> list[str]:
+        roles = [role for role, count in self.shape.roles.items() for _ in range(count)]
+        return roles or [""] * self.shape.engines
+
+    # --- the pool -----------------------------------------------------------------------------------
+    def add_engine(self, number: int, role: str = "") -> EndpointId:
+        """A cold engine joins the pool."""
+        endpoint_id = EndpointId(f"engine-{number:04d}")
+        name = str(endpoint_id)
+        engine = SimulatedEngine(
+            name,
+            self.shape.shape,
+            self.profile,
+            self.timeline,
+            pull=lambda request, first: self.pulls.begin(engine, request, first),
+            publish=partial(self._publish, endpoint_id),
+        )
+        self.engines[endpoint_id] = engine
+        self._streams[endpoint_id] = _Stream()
+        host = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+        self._info[endpoint_id] = _info(name, f"{host}:7777", self.shape.shape.block_tokens)
+        labels = {ROLE_LABEL: role} if role else {}
+        self.picker.upsert_endpoint(Endpoint(endpoint_id, host, 8000, labels, p2p_address=f"{host}:7777"))
+        self._connect(endpoint_id)
+        self._scrape_one(endpoint_id, engine)
+        return endpoint_id
+
+    def restart(self, endpoint_id: EndpointId, down_s: float) -> None:
+        """The engine's process dies now and is back, empty, after `down_s`. What ran there fails."""
+        engine, stream = self.engines[endpoint_id], self._streams[endpoint_id]
+        stream.epoch += 1
+        stream.seq = 0
+        engine.alive = False
+        self.picker.cache.on_disconnect(endpoint_id, self.timeline.now_s)
+        self.picker.remove_endpoint(endpoint_id)
+        engine.lose_everything()
+        self.pulls.forget_engine(engine.name)
+        self.timeline.after(down_s, self._back, endpoint_id)
+
+    def _back(self, endpoint_id: EndpointId) -> None:
+        engine = self.engines[endpoint_id]
+        engine.alive = True
+        number = int(endpoint_id.pod.rpartition("-")[2])
+        address = self._info[endpoint_id].p2p_addr
+        role = self._roles()[number] if number < len(self._roles()) else ""
+        labels = {ROLE_LABEL: role} if role else {}
+        host = address.partition(":")[0]
+        self.picker.upsert_endpoint(Endpoint(endpoint_id, host, 8000, labels, p2p_address=address))
+        self._connect(endpoint_id)
+        self._scrape_one(endpoint_id, engine)
+
+    def _connect(self, endpoint_id: EndpointId) -> None:
+        cache, now_s = self.picker.cache, self.timeline.now_s
+        result = cache.on_connect(endpoint_id, now_s)
+        while isinstance(result, ReplayNeeded):  # an engine without a past has nothing to repeat
+            result = cache.on_replay_end(endpoint_id, True, now_s)
+
+    # --- what the picker hears --------------------------------------------------------------------
+    def _publish(self, endpoint_id: EndpointId, events: list[Event]) -> None:
+        stream = self._streams[endpoint_id]
+        batch = EventBatch(tuple(events), digest=stream.epoch << 32 | stream.seq)
+        self.timeline.after(
+            self.shape.event_delay_s, self._deliver, endpoint_id, stream.epoch, stream.seq, batch
+        )
+        stream.seq += 1
+
+    def _deliver(self, endpoint_id: EndpointId, epoch: int, seq: int, batch: EventBatch) -> None:
+        if epoch == self._streams[endpoint_id].epoch:
+            self.picker.cache.on_batch(endpoint_id, seq, batch, self.timeline.now_s)
+
+    def _scrape(self) -> None:
+        for endpoint_id, engine in self.engines.items():
+            if engine.alive:
+                self._scrape_one(endpoint_id, engine)
+        self._scraping = self._open > 0
+        if self._scraping:
+            self.timeline.after(self.shape.scrape_s, self._scrape)
+
+    def _scrape_one(self, endpoint_id: EndpointId, engine: SimulatedEngine) -> None:
+        self.picker.update_metrics(
+            endpoint_id,
+            EndpointMetrics(
+                scraped_at_s=self.timeline.now_s,
+                waiting_requests=float(engine.waiting),
+                running_requests=float(engine.running),
+                kv_usage=engine.kv_usage,
+                block_size_tokens=self.shape.shape.block_tokens,
+                info=self._info[endpoint_id],
+            ),
+        )
+
+    # --- requests -----------------------------------------------------------------------------------
+    def submit(
+        self,
+        content: Content,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        tag: str = "",
+        timeout_s: float | None = None,
+        then: Callable[[Record], None] | None = None,
+    ) -> Record:
+        """A client sends a request now; `then` hears of its end, whatever that is."""
+        now_s = self.timeline.now_s
+        request_id = f"{self.seed}-{len(self.records)}"
+        record = Record(request_id, tag, now_s, prompt_tokens, output_tokens)
+        self.records.append(record)
+        life = _Life(self, record, content, timeout_s, then)
+        self._open += 1
+        if not self._scraping:
+            self._scraping = True
+            self._scrape()
+        if timeout_s is not None:
+            self.timeline.after(timeout_s, life.give_up)
+        self.timeline.after(self.shape.gateway_s, life.route)
+        return record
+
+    def prime(self) -> None:
+        """Every engine answers one short prompt of its own, past the picker: it has shown its block size."""
+        size = self.shape.shape.block_tokens
+        for number, engine in enumerate(self.engines.values()):
+            tokens = random_tokens(random.Random(f"prime {number}"), 2 * size + 2)
+            record = Record(f"prime-{number}", "prime", 0.0, len(tokens) - 1, 1)
+            content = Content.of(tokens, size)
+            engine.submit(EngineRequest(record, content, len(tokens) - 1, 1, _nothing, _nothing_more))
+        self.run()
+
+    def closed(self) -> None:
+        self._open -= 1
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        self.timeline.run()
+
+    def check(self) -> None:
+        """Raises if bytes, blocks or load have been lost: for tests, after a run."""
+        for engine in self.engines.values():
+            engine.cache.check_integrity()
+            if engine.cache.device.in_use or engine.cache.cpu.in_use:
+                raise AssertionError(f"{engine.name} still holds references")
+        self.picker.ledger.check_integrity()
+        if len(self.picker.ledger) or len(self.network) or self.pulls.open or self._open:
+            raise AssertionError("something has not ended")
+
+
+class _Life:
+    """One request from the client's first byte to its last."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        record: Record,
+        content: Content,
+        timeout_s: float | None,
+        then: Callable[[Record], None] | None,
+    ) -> None:
+        self.fleet, self.record, self.content = fleet, record, content
+        self.then = then
+        self.decision: SchedulingDecision | None = None
+        self.leg: tuple[SimulatedEngine, EngineRequest] | None = None
+
+    def route(self) -> None:
+        if self.record.failed:
+            return
+        fleet, record = self.fleet, self.record
+        tokens = self.content.tokens[: record.prompt_tokens]
+        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens)
+        try:
+            decision = fleet.picker.schedule(request, fleet.timeline.now_s, record.request_id)
+        except NoEndpoints:
+            self._close("no_endpoint")
+            return
+        self.decision = decision
+        record.endpoint, record.computing = decision.destination.id.pod, decision.computing.pod
+        record.reason = decision.choice.reason.value
+        source = decision.kv_source.id if decision.kv_source else None
+        record.source = source.pod if source else ""
+        fleet.decisions.append(
+            f"{record.request_id} {record.endpoint} {record.computing} {record.source or '-'}"
+        )
+        if decision.prefill is not None:
+            self._send(decision.computing, source, 1, self._hand_over)
+        else:
+            self._send(decision.destination.id, source, record.output_tokens, self._finish)
+
+    def _send(
+        self,
+        endpoint: EndpointId,
+        source: EndpointId | None,
+        output_tokens: int,
+        on_end: Callable[[EngineRequest, bool], None],
+        handed_over: bool = False,
+    ) -> None:
+        engine = self.fleet.engines[endpoint]
+        request = EngineRequest(
+            self.record,
+            self.content,
+            self.record.prompt_tokens,
+            output_tokens,
+            on_first_token=self._first_token if on_end == self._finish else _nothing,
+            on_end=on_end,
+            on_pull_end=None if handed_over else self._pull_end,
+            source=self.fleet.engines[source] if source else None,
+            handed_over=handed_over,
+        )
+        self.leg = (engine, request)
+        if engine.alive:
+            engine.submit(request)
+        else:
+            self._close("restart")
+
+    def _hand_over(self, request: EngineRequest, complete: bool) -> None:
+        """The prefill leg has ended: the decode leg fetches its blocks."""
+        assert self.decision is not None
+        if self.record.failed:
+            return
+        if not complete:
+            self._close("restart")
+            return
+        destination = self.decision.destination.id
+        self._send(destination, self.decision.computing, self.record.output_tokens, self._finish, True)
+
+    def _first_token(self, request: EngineRequest) -> None:
+        if not self.record.failed:
+            self.record.first_token_s = self.fleet.timeline.now_s
+            self.fleet.picker.first_token(self.record.request_id)
+
+    def _pull_end(self, request: EngineRequest, reason: str, asked: int, received: int) -> None:
+        decision = self.decision
+        assert decision is not None
+        source = decision.kv_source
+        report = PullReport(
+            decision_id=self.record.request_id,
+            source=source.p2p_address if source else "",
+            asked_tokens=asked,
+            received_tokens=received,
+            received_bytes=round(received * self.fleet.profile.kv_bytes_per_token),
+            reason=reason,
+            duration_ms=self.record.pull_s * 1e3,
+        )
+        self.fleet.picker.pull_finished(report, decision.computing)
+
+    def _finish(self, request: EngineRequest, complete: bool) -> None:
+        if not self.record.failed:
+            self._close("" if complete else "restart")
+
+    def give_up(self) -> None:
+        """The client's own time limit."""
+        if self.record.ended_s is None:
+            self._close("timeout")
+
+    def _close(self, failed: str) -> None:
+        record, fleet = self.record, self.fleet
+        record.failed, record.ended_s = failed, fleet.timeline.now_s
+        fleet.closed()
+        if failed and self.leg is not None:
+            self.leg[0].abandon(self.leg[1])
+        if self.decision is not None:
+            fleet.picker.release(record.request_id, _outcome(record))
+        if self.then is not None:
+            self.then(record)
+
+
+def _nothing(_: EngineRequest) -> None:
+    return None
+
+
+def _nothing_more(_: EngineRequest, _complete: bool) -> None:
+    return None
+
+
+def _outcome(record: Record) -> Outcome:
+    if record.failed:
+        return Outcome(ttft_s=record.ttft_s)
+    cached = record.device_hit_tokens + record.restored_tokens + record.pulled_tokens
+    return Outcome(
+        status=200,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.output_tokens,
+        cached_tokens=min(cached, record.prompt_tokens),
+        ttft_s=record.ttft_s,
+        completed=True,
+    )
+
+
+def _info(name: str, p2p_address: str, block_tokens: int) -> EngineInfo:
+    return EngineInfo(
+        instance=name,
+        block_size_tokens=block_tokens,
+        hash_algo="sha256",
+        seed_fp="simulated",
+        model_fp="simulated",
+        layout_fp="simulated",
+        protocol="1",
+        p2p_addr=p2p_address,
+    )

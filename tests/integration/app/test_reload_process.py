@@ -1,0 +1,62 @@
+"""The picker's process takes a changed configuration while a stream is open, and says what is in force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.app.test_picker_process import CONFIG, picker_process, until
+from tests.integration.engine.rig import prompt_ids
+
+BOTH = """- {type: active-request-scorer}
+- {type: max-score-picker, name: two, parameters: {maxNumOfEndpoints: 2}}
+"""
+
+
+def absent(pod: str, port: int) -> dict[str, Any]:
+    """An endpoint where nobody listens: it is chosen by load like any other."""
+    return {"pod": pod, "host": "127.0.0.1", "serving_port": port, "events_port": port + 1, "replay_port": 0}
+
+
+@pytest.mark.timeout(240)
+async def test_a_new_profile_without_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "thresholds").mkdir()
+    rows = [absent("a", 9), absent("b", 19)]
+    async with picker_process(tmp_path, rows) as picker:
+        first = await picker.ask(prompt_ids(64), "first")
+        assert "," not in first.destination
+        changed = CONFIG.replace("- {type: active-request-scorer}\n", BOTH).replace(
+            "{pluginRef: max-score-picker}", "{pluginRef: two}"
+        )
+        config = tmp_path / "config.yaml"
+        config.write_text(changed)
+
+        async def in_force() -> bool:
+            return bool((await picker.debug("config"))["generation"] == 2)
+
+        async def refused() -> bool:
+            return bool((await picker.debug("config"))["rejected"])
+
+        await until(in_force)
+        said = await picker.debug("config")
+        assert said["profiles"][0]["picker"] == "two"
+        second = await picker.ask(prompt_ids(64), "second")
+        assert len(second.destination.split(",")) == 2  # the fallback is new
+        config.write_text(changed.replace("pluginRef: two", "pluginRef: three"))
+        await until(refused)
+        assert (
+            "schedulingProfiles[0] (default): no plugin named 'three'"
+            in ((await picker.debug("config"))["rejected"])
+        )
+        assert await picker.metric("kvpull_epp_config_rejected") == 1
+        assert await picker.metric("kvpull_epp_config_generation") == 2
+        for routed in (first, second):
+            await routed.end()
+
+        async def empty() -> bool:
+            rows = await picker.debug("endpoints")
+            return all(row["inflight"] == 0 for row in rows)
+
+        await until(empty)

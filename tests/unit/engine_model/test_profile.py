@@ -1,0 +1,30 @@
+"""No value may be better than the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epp.engine_model.profile import ImpossibleProfile, ModelProfile, TransferTiming
+from epp.engine_model.timing import PRESETS
+
+TRANSFER = TransferTiming(floor_s=0.01, stream_bytes_per_s=10e9)
+
+
+def test_a_stream_faster_than_the_adapter_is_refused() -> None:
+    with pytest.raises(ImpossibleProfile, match="stream_bytes_per_s"):
+        ModelProfile("m", 41_500, PRESETS["gpt-oss-120b"], replace(TRANSFER, stream_bytes_per_s=51e9))
+
+
+def test_decode_that_reads_faster_than_device_memory_is_refused() -> None:
+    fast = replace(PRESETS["llama-3.1-8b"], decode_context_ns=23.0)  # 5.7 TB/s
+    with pytest.raises(ImpossibleProfile, match="decode_context_ns"):
+        ModelProfile("m", 131_072, fast, TRANSFER)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"), [("gpt-oss-120b", 41_500), ("llama-3.1-8b", 131_072), ("glm-5.2", 92_600)]
+)
+def test_the_presets_are_possible(name: str, kv_bytes: int) -> None:
+    ModelProfile(name, kv_bytes, PRESETS[name], TRANSFER)
