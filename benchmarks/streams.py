@@ -72,7 +72,13 @@ async def one_phase(name: str, count: int) -> dict[str, float]:
     handler = Bookkeeper({"a": "10.0.0.1:8000"})
     if name == "deciding":
         handler.gate = asyncio.Event()
-    settings = ServerSettings(host="127.0.0.1", port=0, health_port=None, lame_duck_s=0.0)
+    settings = ServerSettings(
+        host="127.0.0.1",
+        port=0,
+        health_port=None,
+        lame_duck_s=0.0,
+        keepalive_timeout_s=600.0,  # both ends share one busy loop here
+    )
     server = ExtProcServer(handler, ready=lambda: True, settings=settings)
     await server.start()
     started_s = time.monotonic()
