@@ -277,9 +277,15 @@ async def _until(loss: str, condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def soak(schedules: int, seed: int, *, forced: Callable[[int], Schedule] = Schedule.drawn) -> Tally:
-    """Run seeds `seed`, `seed + 1`, ...; the pair is rebuilt after a loss."""
-    tally = Tally()
+async def soak(
+    schedules: int,
+    seed: int,
+    *,
+    forced: Callable[[int], Schedule] = Schedule.drawn,
+    tally: Tally | None = None,
+) -> Tally:
+    """Run seeds `seed`, `seed + 1`, ..., counting into `tally`; the pair is rebuilt after a loss."""
+    tally = tally if tally is not None else Tally()
     seeds = iter(range(seed, seed + schedules))
     while await _on_one_pair(seeds, tally, forced):
         pass
@@ -314,11 +320,14 @@ def main() -> int:
     logging.basicConfig(level="ERROR")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
     os.environ.setdefault("UCX_TLS", "tcp")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started_s = time.monotonic()
-    tally = asyncio.run(soak(options.schedules, options.seed))
+    tally = Tally()
+    with contextlib.suppress(KeyboardInterrupt):  # what was done until then is told all the same
+        asyncio.run(soak(options.schedules, options.seed, tally=tally))
     json.dump(tally.report() | {"seconds": time.monotonic() - started_s}, sys.stdout, indent=1)
     print()
-    return 1 if tally.losses else 0
+    return 1 if tally.losses or tally.schedules < options.schedules else 0
 
 
 if __name__ == "__main__":

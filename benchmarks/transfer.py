@@ -1,4 +1,4 @@
-"""What a pull costs between two transports: `make bench NAME=transfer`. One JSON object a part on standard output.
+"""What a pull costs between two transports: `make bench NAME=transfer`. JSON on standard output.
 
 Two whole transports (TLS, leases, movers) in one process, their movers in processes of their own, and a bare
 NIXL pair beside them; all are measured in turn within one loop, so that noise of the machine hits them alike.

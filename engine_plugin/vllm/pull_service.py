@@ -187,9 +187,8 @@ class PullService:
             await asyncio.sleep(RETRY_START_S)
         self.up.set()
         log.info("kvpull listens on %s as %s", format_address(self.address), identity.instance)
-        for source in self._config.connect_addresses():
-            if source != self.address:
-                self._start(self._connect(source))
+        assert self._transport is not None
+        self._transport.keep_connected(self._config.connect_addresses())
         self._start(self._watch_figures())
 
     async def _start_transport(self, identity: PeerIdentity) -> bool:
@@ -242,13 +241,6 @@ class PullService:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, source: Address) -> None:
-        assert self._transport is not None
-        try:
-            await self._transport.connect(source, deadline_s=self._config.max_extra_ttft_s)
-        except PullError as error:
-            log.info("kvpull could not connect to %s ahead of need: %s", format_address(source), error)
 
     async def _ask(self, pull: RequestPull, keys: tuple[bytes, ...]) -> None:
         offer, reason = None, "starting"
