@@ -72,7 +72,7 @@ contexts: [{name: c, context: {cluster: c}}]}
 """
 
 
-async def test_a_cluster_or_a_client_that_is_not_there_is_an_exit_status(
+async def test_a_cluster_that_is_not_there_is_an_exit_status_with_kubectl_and_without(
     kubectl_on_path: Kubectl, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "_measure", lambda _: (measured(80.0), 16))
@@ -81,4 +81,4 @@ async def test_a_cluster_or_a_client_that_is_not_there_is_an_exit_status(
     assert "127.0.0.1:1" in capfd.readouterr().err
     monkeypatch.setenv("PATH", "/nonexistent")
     assert await asyncio.to_thread(cli.main, COMMAND) == 3
-    assert "kvpull: kubectl apply: " in capfd.readouterr().err
+    assert "127.0.0.1:1" in capfd.readouterr().err
