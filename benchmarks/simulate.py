@@ -1,8 +1,8 @@
 """`make bench NAME=simulate`: what a simulation costs, and every published row beside the simulated one.
 
 The cost is the processor time of document Q&A (2,304 requests, 16 endpoints) on one core, beside a plain
-loop of the same process, so that a busy machine shows. Rows: crossover tables (fitted), fleets (predicted, one
-seed unless --seeds). Last line: JSON.
+loop of the same process, so that a busy machine shows. Rows: crossover tables (fitted), fleets (predicted,
+one seed unless --seeds). Last line: JSON.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main() -> None:
     rows = crossover_rows() + fleet_rows(options.seeds, options.jobs)
     for row in rows:
         error = row["simulated"] / row["published"] - 1
-        print(
-            f"{row['row']:75} {row['published']:>10.3f} {row['simulated']:>10.3f} {error:+7.0%} {row['origin']}"
-        )
+        figures = f"{row['published']:>10.3f} {row['simulated']:>10.3f} {error:+7.0%}"
+        print(f"{row['row']:75} {figures} {row['origin']}")
     print(json.dumps({"docqa_core_s": core_s, "docqa_loops": core_s / loop, "ratios": rows}))
 
 

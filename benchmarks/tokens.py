@@ -157,9 +157,12 @@ def _small_body(text: str) -> bytes:
 
 async def _understand(service: LocalTokeniser, bodies: Sequence[bytes]) -> None:
     for body in bodies:
-        prompt = parse_request(body, "/v1/chat/completions", {}).prompt
-        assert prompt is not None
-        assert await service.token_ids(prompt) is not None
+        parsed = parse_request(body, "/v1/chat/completions", {})
+        assert parsed.prompt is not None
+        if service.answers_at_once(parsed.prompt, parsed.size_bytes):  # as the director does
+            assert service.token_ids_at_once(parsed.prompt) is not None
+        else:
+            assert await service.token_ids(parsed.prompt) is not None
 
 
 # --- the event loop -------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -23,9 +22,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from epp import key_files
-from epp.config import EXACT_TOKENS_NEEDED, EppConfig, load_config
-from epp.core.cache_view import CacheView
-from epp.core.endpoint_picker import EndpointPicker
+from epp.assembly import build_admission_of, build_picker, build_tokeniser
+from epp.config import EppConfig, load_config
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
 from epp.debug import build_debug_app
@@ -33,28 +31,23 @@ from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
 from epp.extproc.conformance import ConformanceHandler
 from epp.extproc.server import ExtProcServer
-from epp.flow.admission import Admission
-from epp.flow.choice import build_admission
 from epp.flow.controller import FlowController
 from epp.kvevents.packed_codec import choose_decoder
 from epp.leases.choice import HighAvailability
 from epp.membership import Membership
 from epp.reload import ConfigReload
 from epp.replicas import Replicas
-from epp.request.back_end import TokeniserPlan
-from epp.request.render import RenderTokeniser
-from epp.request.tokenise import LocalTokeniser
 from epp.request_terms import RequestTerms
 from epp.settings import (
     check_ready_fd,
     ha_mode,
     ledger_file,
+    metrics_page,
     replica_settings,
     server_settings,
     span_exporter,
 )
 from epp.telemetry.config_reload import ConfigCollector
-from epp.telemetry.flow_metrics import FlowCollector, FlowMetrics
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
@@ -63,6 +56,7 @@ from epp.telemetry.pool_gauges import PoolGauges
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
+from epp.telemetry.scrapes import ScrapeCollector
 from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
@@ -123,31 +117,18 @@ class _App:
         replicas: Replicas,
     ) -> None:
         self._arguments = arguments
-        staleness_s = arguments.metrics_staleness_threshold
         self._replicas = replicas
         self._metrics_port = 0  # until it is bound
         self._decoder = choose_decoder(choice.implementation)
         log.info("decoder of KV events: %s %s", self._decoder.implementation, self._decoder.reason)
-        self._picker = EndpointPicker(
-            replace(
-                config.settings,
-                metrics_staleness_s=staleness_s,
-                pull_deadline_s=arguments.pull_deadline,
-                approx=replace(config.settings.approx, seed=seed) if config.settings.approx else None,
-            ),
-            CacheView(
-                choice.make(seed),
-                salt_key=key_files.salt_key(arguments.salt_key_file),
-                speculation=config.speculation,
-            ),
-        )
+        self._picker = build_picker(arguments, config, choice, seed)
         self._registry = CollectorRegistry()
         self._pull_metrics = PullMetrics(self._registry)
         self._membership = Membership(
             self._picker,
             replicas,
             self._pull_metrics,
-            scrape_interval_s=arguments.refresh_metrics_interval,
+            page=metrics_page(arguments),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
@@ -159,8 +140,8 @@ class _App:
         self._ledger = DecisionLedger(
             self._picker, self._pull_metrics, self._registry, ledger_file(arguments)
         )
-        self._tokeniser = self._build_tokeniser(config)
-        self._admission = self._build_admission(config)
+        self._tokeniser = build_tokeniser(arguments, config, self._picker)
+        self._admission = build_admission_of(config, self._picker, arguments.pool_name or "", self._registry)
         self._membership.on_room = self._admission.wake
         self._exporter = span_exporter(arguments)
         self._director = Director(
@@ -195,6 +176,7 @@ class _App:
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
         )
+        self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
         implementation = Gauge(
@@ -207,39 +189,6 @@ class _App:
         self._registry.register(ConfigCollector(self._config_facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
-
-    def _build_admission(self, config: EppConfig) -> Admission:
-        """Made once; the detector and the limits of a reloaded configuration need a restart."""
-        pool = self._arguments.pool_name or ""
-        asked, picker = config.admission, self._picker
-        waits = FlowMetrics(self._registry, pool)
-
-        def saturation(now_s: float, unbooked: int) -> float | None:
-            assert asked is not None
-            level = picker.saturation(asked.detector, now_s, unbooked)
-            return None if level is None else level / asked.usage_limit
-
-        admission = build_admission(
-            asked.flow if asked else None, saturation if asked else None, time.monotonic, waits.waited
-        )
-        self._registry.register(FlowCollector(admission, pool))
-        return admission
-
-    def _build_tokeniser(self, config: EppConfig) -> LocalTokeniser | RenderTokeniser | None:
-        arguments, picker = self._arguments, self._picker
-        tokeniser = TokeniserPlan(
-            parameters=config.tokens,
-            directory=arguments.tokenizer,
-            budget_s=arguments.tokenizer_budget,
-            members=lambda: [endpoint.address for endpoint in picker.endpoints],
-        ).build()
-        if tokeniser is None and config.precise is not None:
-            raise ConfigError(
-                f"nothing knows the engines' tokens: {EXACT_TOKENS_NEEDED}, or give --tokenizer"
-            )
-        if tokeniser is None:
-            log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
-        return tokeniser
 
     def _threshold_state(self) -> ThresholdState:
         return self._inputs.thresholds.state

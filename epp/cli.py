@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from epp.core.byte_budget import DEFAULT_MAX_BYTES
 from epp.core.errors import ConfigError
 from epp.ops.commands import add_commands
 from sidecar.durations import duration_flag_s
@@ -51,6 +52,13 @@ def snapshot_bytes(text: str) -> int:
     """A limit of what a snapshot may have: 1 MiB to 64 GiB."""
     if not text.isascii() or not text.isdigit() or not 1 << 20 <= int(text[:12]) <= 64 << 30:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {1 << 20} to {64 << 30} bytes")
+    return int(text)
+
+
+def index_bytes(text: str) -> int:
+    """A limit of what the prefix index may take: 16 MiB to 1 TiB."""
+    if not text.isascii() or not text.isdigit() or not 16 << 20 <= int(text[:14]) <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {16 << 20} to {1 << 40} bytes")
     return int(text)
 
 
@@ -137,6 +145,11 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--refresh-metrics-interval", type=duration_flag_s, default=0.05, metavar="DURATION")
+    epp.add_argument("--model-server-metrics-path", default="/metrics", metavar="PATH", help="of engines")
+    epp.add_argument("--model-server-metrics-scheme", choices=("http", "https"), default="http")
+    epp.add_argument(
+        "--model-server-metrics-https-insecure-skip-verify", type=boolean, default=False, metavar="BOOL"
+    )
     epp.add_argument("--metrics-staleness-threshold", type=duration_flag_s, default=2.0, metavar="DURATION")
     epp.add_argument(
         "--pull-deadline",
@@ -277,6 +290,12 @@ def _add_snapshots(epp: argparse.ArgumentParser) -> None:
         help="longest the start waits for a snapshot",
     )
     epp.add_argument("--snapshot-max-bytes", type=snapshot_bytes, default=1 << 30)
+    epp.add_argument(
+        "--index-max-bytes",
+        type=index_bytes,
+        default=DEFAULT_MAX_BYTES,
+        help="what the prefix index may take; a block is about 42 bytes an endpoint that holds it (compiled)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

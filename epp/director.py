@@ -61,6 +61,7 @@ class Director:
         self._tracer = tracer
         self._admission = admission or Open()
         self._terms = terms or RequestTerms()
+        metrics.attempts.pool = lambda: picker.endpoints
         self._clock = clock
         self._unix_clock = unix_clock
         self._warned = False

@@ -10,13 +10,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import EndpointMetrics, PullReport
 from epp.endpoints.file_source import endpoint_of, scrape_target_of
 from epp.endpoints.metrics_parser import MetricsPage
-from epp.endpoints.scraper import MetricsScraper
+from epp.endpoints.scraper import MetricsPageSettings, MetricsScraper
 from epp.kvevents.link import EventSource
 from epp.kvevents.manager import KvEventsManager
 from epp.kvevents.packed_codec import Decode
@@ -33,7 +34,7 @@ class Membership:
     """Builds the shells that follow endpoints and joins them with the picker.
 
     Args:
-        scrape_interval_s: between two scrapes of an endpoint's metrics.
+        page: where the engines' metrics are, and how often they are read.
         decode: turns a KV-event message into events (`choose_decoder`).
     """
 
@@ -43,7 +44,7 @@ class Membership:
         replicas: Replicas,
         pull_metrics: PullMetrics,
         *,
-        scrape_interval_s: float,
+        page: MetricsPageSettings,
         decode: Decode,
     ) -> None:
         self._picker = picker
@@ -51,19 +52,20 @@ class Membership:
         self._pull_metrics = pull_metrics
         self.refusals = PeerRefusals()
         self.on_room: Callable[[], None] = lambda: None  # metrics or endpoints have come
-        self._scraper = MetricsScraper(
+        self._page = page
+        self.scraper = MetricsScraper(
             on_metrics=self._on_metrics,
             on_page=self._on_page,
             clock=time.monotonic,
             rng=random.Random(),
-            interval_s=scrape_interval_s,
+            interval_s=page.interval_s,
         )
         self.events = KvEventsManager(picker.cache, decode=decode)
         self._reports = ReportSubscriber(self._on_report, lambda _: self._count_report("malformed"))
 
     def running(self) -> list[Awaitable[None]]:
         """The shells' endless work, to be awaited once."""
-        return [self._scraper.run(), self.events.run(), self._reports.run()]
+        return [self.scraper.run(), self.events.run(), self._reports.run()]
 
     # --- what engines say -------------------------------------------------------------------------
     def _on_metrics(self, endpoint: EndpointId, metrics: EndpointMetrics) -> None:
@@ -88,18 +90,21 @@ class Membership:
         endpoint = replace(endpoint_of(row), draining=draining)
         if self._picker.upsert_endpoint(endpoint, has_replay=source.has_replay):
             self.events.remove_endpoint(row.id)  # a fresh view needs a fresh subscription
-            self._replicas.offer(self._picker, row.id, source.host, source.events_port)
-        self.events.add_endpoint(row.id, source)
+            subscribe = partial(self.events.add_endpoint, row.id, source)
+            self._replicas.offer(self._picker, row.id, source.host, source.events_port, subscribe)
+        elif not self._replicas.is_adopting(row.id):
+            self.events.add_endpoint(row.id, source)
         self._reports.upsert(row.id, row.host)
-        self._scraper.upsert(scrape_target_of(row))
+        self.scraper.upsert(scrape_target_of(row, self._page))
         self.on_room()
         log.info("endpoint %s at %s%s", row.id, row.serving, " is draining" if draining else "")
 
     def remove(self, endpoint: EndpointId) -> None:
         """An endpoint has left: nothing of it stays."""
-        self._scraper.remove(endpoint)
+        self.scraper.remove(endpoint)
         self._reports.remove(endpoint)
         self.events.remove_endpoint(endpoint)
+        self._replicas.withdraw(endpoint)
         self._picker.remove_endpoint(endpoint)
         self.refusals.forget(endpoint)
         log.info("endpoint %s has left", endpoint)

@@ -8,6 +8,7 @@ nothing that a sibling does keeps the picker from starting.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_plugin.identity import EndpointId
-from epp.core.adoption import AdoptionRefused
+from epp.core.adoption import AdoptionRefused, ExportedView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import ConfigError
 from epp.core.hashing import INDEX_SEED_BYTES
@@ -31,6 +32,7 @@ from epp.telemetry.snapshots import SnapshotFacts
 
 log = logging.getLogger(__name__)
 
+STEP_BLOCKS = 4_096  # of a view taken over in one turn of the loop: some 5 ms compiled
 _Clock = Callable[[], float]
 _AddressOf = Callable[[EndpointId], tuple[str, int] | None]
 
@@ -62,6 +64,7 @@ class Replicas:
         self._snapshot: Snapshot | None = None
         self._held = HeldRows((), 0.0)
         self._refused: Counter[str] = Counter()
+        self._adopting: dict[EndpointId, Iterator[int]] = {}
         self.server: SnapshotServer | None = None
 
     @property
@@ -85,17 +88,52 @@ class Replicas:
             given = given or snapshot.seed
         return given or secrets.token_bytes(INDEX_SEED_BYTES)
 
-    def offer(self, picker: EndpointPicker, endpoint: EndpointId, host: str, events_port: int) -> None:
-        """The endpoint was just added to the picker: let it take over a sibling's view of it."""
+    def offer(
+        self,
+        picker: EndpointPicker,
+        endpoint: EndpointId,
+        host: str,
+        events_port: int,
+        then: Callable[[], None],
+    ) -> None:
+        """The endpoint was just added to the picker: let it take over a sibling's view of it, a little in
+        every turn of the loop, and call `then` when that is over or came to nothing."""
         view = self._held.take(endpoint, host, events_port, self._clock())
+        self.withdraw(endpoint)
         if view is None:
+            then()
+            return
+        steps = picker.cache.adopt_steps(endpoint, view, STEP_BLOCKS)
+        self._adopting[endpoint] = steps
+        self._adopt_on(endpoint, view, steps, then)
+
+    def is_adopting(self, endpoint: EndpointId) -> bool:
+        """Whether `then` of the endpoint's offer is still to come: nothing may be heard of it before."""
+        return endpoint in self._adopting
+
+    def withdraw(self, endpoint: EndpointId) -> None:
+        """The endpoint has left or begins anew: what it takes over is of no use, `then` is not called."""
+        self._adopting.pop(endpoint, None)
+
+    def _adopt_on(
+        self, endpoint: EndpointId, view: ExportedView, steps: Iterator[int], then: Callable[[], None]
+    ) -> None:
+        if self._adopting.get(endpoint) is not steps:
             return
         try:
-            picker.cache.adopt(endpoint, view)
+            next(steps)
+        except StopIteration:
+            self._log_adopted(endpoint, view)
         except AdoptionRefused as error:
             self._refused[error.reason] += 1
             log.warning("snapshot of %s refused: %s", endpoint, error.reason)
+        else:
+            asyncio.get_running_loop().call_soon(self._adopt_on, endpoint, view, steps, then)
             return
+        del self._adopting[endpoint]
+        then()
+
+    def _log_adopted(self, endpoint: EndpointId, view: ExportedView) -> None:
         blocks, batch = len(view.dump.names) // 8, view.position.next_seq - 1
         log.info("snapshot of %s: %d blocks up to batch %d await its replay", endpoint, blocks, batch)
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from epp.core.errors import ConfigError
+from epp.endpoints.scraper import MetricsPageSettings
 from epp.extproc.server import ServerSettings
 from epp.extproc.service import Limits
 from epp.leases.choice import HaMode
@@ -17,6 +18,7 @@ from epp.replicas import ReplicaSettings
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
 from epp.telemetry.ledger_file import LedgerFile
+from sidecar.tls import client_context
 from sidecar.tracing.exporter import SpanExporter
 from sidecar.tracing.settings import TracingError, read_settings
 
@@ -43,6 +45,16 @@ def server_settings(arguments: argparse.Namespace) -> ServerSettings:
         drain_timeout_s=arguments.drain_timeout,
         limits=Limits(max_body_bytes=arguments.max_body_bytes),
     )
+
+
+def metrics_page(arguments: argparse.Namespace) -> MetricsPageSettings:
+    """Where engines have their metrics."""
+    if not arguments.model_server_metrics_path.startswith("/"):
+        raise ConfigError("--model-server-metrics-path: expected a path such as /metrics")
+    tls = None
+    if arguments.model_server_metrics_scheme == "https":
+        tls = client_context(verify=not arguments.model_server_metrics_https_insecure_skip_verify)
+    return MetricsPageSettings(arguments.model_server_metrics_path, tls, arguments.refresh_metrics_interval)
 
 
 def replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:

@@ -212,7 +212,7 @@ class SimulatedEngine:
     def store_in_cpu(self, request: EngineRequest, first: int, until_block: int) -> int:
         """Write blocks of a request through to the CPU tier, as far as there is room; how many are new."""
         cpu, names = self.cache.cpu, request.content.names
-        missing = [i for i in range(first, until_block) if names[i] not in cpu]
+        missing = [first + index for index in cpu.missing(names[first:until_block])]
         if not missing:
             return 0
         allocation = cpu.allocate(min(len(missing), cpu.available))
@@ -228,14 +228,10 @@ class SimulatedEngine:
 
     def _stored(self, tier: CacheTier, request: EngineRequest, first: int, fresh: list[bool]) -> None:
         """Events for the runs of `fresh` blocks from block `first` on."""
-        content, size, at = request.content, self.shape.block_tokens, 0
-        while at < len(fresh):
-            if not fresh[at]:
-                at += 1
-                continue
-            end = at
-            while end < len(fresh) and fresh[end]:
-                end += 1
+        content, size, end = request.content, self.shape.block_tokens, 0
+        while True in fresh[end:]:
+            at = fresh.index(True, end)
+            end = fresh.index(False, at) if False in fresh[at:] else len(fresh)
             begin, stop = first + at, first + end
             self._events.append(
                 BlockStored(
@@ -247,7 +243,6 @@ class SimulatedEngine:
                     has_extra_keys=True,
                 )
             )
-            at = end
 
     def _removed(self, tier: CacheTier, names: tuple[bytes, ...]) -> None:
         if names:

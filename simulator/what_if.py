@@ -21,6 +21,7 @@ from simulator.summary import Estimate, percentile, summarise
 
 AS_CONFIGURED, NO_PULLS, COST = "as configured", "no pulls", "cost mode"
 LADDER_TOKENS = (1024, 2048, 4096, 8192, 16_384)
+_EQUAL = 1.02
 _QUANTILES = (*range(0, 100, 2), 99, 100)
 
 
@@ -149,13 +150,16 @@ def collect(name: str, results: Sequence[ArmResult]) -> Arm:
 
 
 def verdict(arms: Sequence[Arm]) -> Verdict:
-    """The arm with the lowest mean time to the first token among those that move anything."""
+    """Among the arms that move anything, those within 2% of the lowest mean time to the first token are
+    equal; of them the configuration as it is comes first, then the highest threshold: it moves least."""
     by_name = {arm.name: arm for arm in arms}
     without = by_name[NO_PULLS]
     pulling = [arm for arm in arms if arm.name != NO_PULLS and arm.figures["pulls"].mean > 0]
     if not pulling:
         return Verdict(NO_PULLS, None, False, "No arm pulled anything: placement leaves no useful source.")
-    best = min(pulling, key=lambda arm: (arm.ttft_mean_s, arm.name))
+    lowest = min(arm.ttft_mean_s for arm in pulling)
+    equal = [arm for arm in pulling if arm.ttft_mean_s <= lowest * _EQUAL]
+    best = min(equal, key=lambda arm: (arm.name != AS_CONFIGURED, -(threshold_of(arm.name) or 0), arm.name))
     ours, theirs = best.figures["ttft_mean_s"], without.figures["ttft_mean_s"]
     pays = ours.mean + ours.half_width < theirs.mean - theirs.half_width
     change = ours.mean / theirs.mean - 1 if theirs.mean else 0.0

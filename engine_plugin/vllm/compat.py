@@ -161,8 +161,8 @@ def find_waker() -> Callable[[], None] | None:
     """How to make an idle engine take one step; None where nobody waits (no engine, or one of a
     data-parallel group, whose ranks step together).
 
-    vLLM gives a tier no way to ask for it. The engine that is making us is up the stack; its input queue takes
-    a request that means nothing but "look again".
+    vLLM gives a tier no way to ask for it. The engine that is making us is up the stack; its input queue
+    takes a request that means nothing but "look again".
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -89,6 +89,7 @@ class PullService:
         address: what peers dial, with the real port once up.
         reports_port: of the PullFinished publisher; 0 before it is up.
         up: pulls can be made and served.
+        failed: they never will be; the log says why.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class PullService:
         self.address = listen
         self.reports_port = reports_port
         self.up = threading.Event()
+        self.failed = threading.Event()
         self.counts = ServiceCounts()
         self.identity: PeerIdentity | None = None
         self._config = config
@@ -196,6 +198,7 @@ class PullService:
             self._loop.run_until_complete(self._main())
         except Exception:
             log.exception("kvpull's transport has failed; this engine neither pulls nor serves")
+            self.failed.set()
         finally:
             self.up.clear()
             self._loop.close()

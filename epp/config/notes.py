@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epp.config.document import Document
+from epp.config.gates import HA_POPULATE, read_gates
 from epp.config.instances import only, set_but_ignored
 from epp.config.wiring import P2P_PRODUCER, Wiring
 from epp.core.disagg import DisaggProfileHandler, ProfileHandler
@@ -67,6 +68,8 @@ def _of_document(document: Document, flow_control: bool) -> Iterator[str]:
         yield "parser at the top is deprecated: write requestHandler.parsers"
     if document.parser_refs:
         yield "requestHandler.parsers has no effect: every known path is understood, the others pass through"
+    if not read_gates(document.feature_gates, "")[HA_POPULATE]:
+        yield f"{HA_POPULATE}=false has no effect: every replica follows the pool"
     if document.flow_control is not None and not flow_control:
         yield (
             "flowControl queues nothing: its feature gate is off (at saturation, requests of a priority "

@@ -2,6 +2,9 @@
 
 cdef inline void _put_le(uint8_t *at, uint64_t value, int size) noexcept:
     cdef int i
+    if _LITTLE_ENDIAN:
+        memcpy(at, &value, size)
+        return
     for i in range(size):
         at[i] = <uint8_t>(value >> 8 * i)
 
@@ -9,6 +12,9 @@ cdef inline void _put_le(uint8_t *at, uint64_t value, int size) noexcept:
 cdef inline uint64_t _get_le(const uint8_t *at, int size) noexcept:
     cdef int i
     cdef uint64_t value = 0
+    if _LITTLE_ENDIAN:
+        memcpy(&value, at, size)
+        return value
     for i in range(size):
         value |= <uint64_t>at[i] << 8 * i
     return value

@@ -62,7 +62,7 @@ cdef extern from "_holder_table.h":
     void map_free(u64_map *m) noexcept
     void map_prefetch(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
-    uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) noexcept
+    uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
     uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) noexcept

@@ -23,7 +23,7 @@ cdef class _Waiting:
 
 
 cdef enum:
-    STRIDE = 64  # blocks whose records are fetched ahead
+    STRIDE = 32  # blocks whose records are fetched ahead: more would push each other out
 
 
 cdef struct Counts:
@@ -271,8 +271,7 @@ cdef class CompiledBlocks:
 
     cdef int _add_record(self, uint64_t word, uint64_t key, uint32_t tag) except -1:
         """A record that was not there, with at least one copy; claims them."""
-        cdef int fresh
-        cdef uint8_t *record = map_put(&self.names, word, tag, &fresh)
+        cdef uint8_t *record = map_add(&self.names, word, tag)
         if record == NULL:
             raise MemoryError
         save_u64(record + MAP_VALUE_AT, key)
@@ -441,10 +440,25 @@ cdef class CompiledBlocks:
             for i in range(stride):
                 words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
                 map_prefetch(&self.names, words[i])
+            self._fetch_for_removal(words, stride)
             for i in range(stride):
                 self._remove(words[i], tier)
             done += stride
         return 0
+
+    cdef void _fetch_for_removal(self, const uint64_t *words, uint32_t count) noexcept:
+        """Fetch the rows of the records of `words`, and the remembered records that those push out."""
+        cdef uint32_t i, node = NOWHERE
+        cdef uint8_t *record
+        if self.remembered_count + count > self.max_remembered:
+            node = self.oldest
+        for i in range(count):
+            record = map_find(&self.names, words[i])
+            if record != NULL:
+                map_prefetch(&self.table.table.rows, _key(record))
+            if node != NOWHERE:
+                map_prefetch(&self.names, self.nodes[node].name)
+                node = self.nodes[node].after
 
     cdef int _remove(self, uint64_t word, uint32_t tier) except -1:
         cdef uint8_t *record = map_find(&self.names, word)

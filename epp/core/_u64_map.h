@@ -8,7 +8,7 @@
  *
  * A slot is `stride` bytes: u64 key, u32 tag (0: empty), then stride - 12 bytes of the caller's.
  * Slots are not aligned; they are read and written with memcpy. Pointers into the map are good
- * until the next map_put or map_del. No function is safe against another thread: hold the GIL.
+ * until the next map_put, map_add or map_del. No function is safe against another thread: hold the GIL.
  */
 #ifndef KVPULL_U64_MAP_H
 #define KVPULL_U64_MAP_H
@@ -204,11 +204,15 @@ static inline uint8_t *map_find(const u64_map *m, uint64_t key) {
     }
 }
 
-static inline void map_prefetch(const u64_map *m, uint64_t key) {
+/* Inlined come what may: GCC takes a function that does nothing but prefetch for one without effect, and
+ * deletes the calls of it. Most searches end within the two lines. */
+static inline __attribute__((always_inline)) void map_prefetch(const u64_map *m, uint64_t key) {
     if (!m->dir) return;
     uint64_t hash = map_hash(m, key);
     const map_segment *s = m->dir[map_dir_at(m, hash)];
-    __builtin_prefetch(map_slot(m, s, map_home(s, hash)));
+    const uint8_t *home = map_slot(m, s, map_home(s, hash));
+    __builtin_prefetch(home);
+    __builtin_prefetch(home + 64);
 }
 
 static inline int map_segment_has_room(const map_segment *s) {
@@ -220,11 +224,8 @@ static inline int map_has_room(const u64_map *m, uint64_t key) {
     return m->dir && map_segment_has_room(m->dir[map_dir_at(m, map_hash(m, key))]);
 }
 
-/* The slot of `key`; a new one gets `tag` (not 0) and zeros. NULL: out of memory, nothing changed. */
-static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
-    *fresh = 0;
-    uint8_t *found = map_find(m, key);
-    if (found) return found;
+/* A slot for `key`, which is not there, with `tag` (not 0) and zeros. NULL: out of memory, nothing changed. */
+static uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) {
     if (!m->dir) {
         map_segment *s = map_new_segment(m, map_cap_for(0), 0);
         m->dir = s ? malloc(sizeof *m->dir) : NULL;
@@ -246,8 +247,17 @@ static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
     map_set_tag(p, tag);
     memset(p + MAP_VALUE_AT, 0, m->stride - MAP_VALUE_AT);
     m->used++;
-    *fresh = 1;
     return p;
+}
+
+/* The slot of `key`; as map_add if it is not there. */
+static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
+    uint8_t *found = map_find(m, key);
+    *fresh = 0;
+    if (found) return found;
+    found = map_add(m, key, tag);
+    *fresh = found != NULL;
+    return found;
 }
 
 /* Take out `key`; harmless if it is not there. */

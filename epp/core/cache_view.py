@@ -10,7 +10,7 @@ Pure: no clock (`now_s` is an argument), no logging, no I/O. It decides nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
@@ -114,6 +114,11 @@ class CacheView:
             view.counters.failed_replays += 1
         return self._perform(endpoint, view, view.stream.on_replay_end(ok))
 
+    def on_replay_cut(self, endpoint: EndpointId, now_s: float) -> BatchResult:
+        """The replay asked for last was stopped because more came than could be kept."""
+        view = self._views.get(endpoint)
+        return Applied() if view is None else self._perform(endpoint, view, view.stream.on_replay_cut())
+
     def _perform(self, endpoint: EndpointId, view: View, step: Step) -> BatchResult:
         counters = view.counters
         view.standing = None
@@ -188,6 +193,16 @@ class CacheView:
         Raises:
             AdoptionRefused: nothing was taken over; the endpoint's life goes on as without.
         """
+        for _ in self.adopt_steps(endpoint, exported, exported.dump.blocks or 1):
+            pass
+
+    def adopt_steps(self, endpoint: EndpointId, exported: ExportedView, step_blocks: int) -> Iterator[int]:
+        """As `adopt`, in steps that keep a loop free; yields the blocks taken over. Report nothing of the
+        endpoint before the last step.
+
+        Raises:
+            AdoptionRefused: see `adopt`; also between two steps, if the endpoint was cleared or left.
+        """
         view = self._views.get(endpoint)
         if view is None:
             raise AdoptionRefused("unknown_endpoint")
@@ -197,9 +212,14 @@ class CacheView:
             raise AdoptionRefused("started")
         view.standing = None
         try:
-            self._index.restore(endpoint, exported.dump)
+            yield from self._index.restore_steps(endpoint, exported.dump, step_blocks)
         except DumpRefused as error:
             raise AdoptionRefused(error.reason) from error
+        if self._views.get(endpoint) is not view or not view.stream.can_adopt:
+            if view is self._views.get(endpoint):
+                self._index.clear(endpoint)
+            raise AdoptionRefused("overtaken")
+        view.standing = None
         complete = exported.dump.complete
         view.stream.adopt(replace(exported.position, exact=exported.position.exact and complete))
         view.overlap = Overlap(complete)

@@ -212,6 +212,12 @@ class EventStream:
             return self._restart_from_zero()
         return self._drain(replay)
 
+    def on_replay_cut(self) -> Step:
+        """The replay asked for last was stopped on our side: go on from where it got to."""
+        if self._replay is not None and self._replay.progressed and self._recognisable:
+            return self._resync("cut")
+        return self.on_replay_end(False)
+
     def _drain(self, replay: RunningReplay) -> Step:
         """Apply what was held back during the replay, in order."""
         applied: list[Batch] = []

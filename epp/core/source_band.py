@@ -71,10 +71,10 @@ class Selection:
         """Allowed holders less than a block below `best`, and none deeper. One loop, without a call in the
         ordinary case: a thousand holders may tie."""
         classified, key, plain = bool(self._policy.by_class), self._key, not self._peers
-        rules, rule, refuses = self._rules, self._rule(None, self._policy), self._refuses
+        rules, refuses = self._rules, self._refuses
+        least, most, counted, lax, _ = self._rule(None, self._policy)
         rows: list[Candidate] = []
         weights: list[float] = []
-        has_best = False
         for i, (depth, candidate) in enumerate(zip(self._depths, self._candidates, strict=True)):
             if depth != best and (
                 depth > best or not depth or depth + candidate.match.block_size_tokens < best
@@ -84,20 +84,19 @@ class Selection:
             if classified:
                 name = endpoint.labels.get(SOURCE_CLASS_LABEL)
                 rule = rules.get(name) or self._rule(name, self._policy.of_class(name))
-            least, most, counted, lax, _ = rule
+                least, most, counted, lax, _ = rule
             info, served = metrics.info, candidate.load.pulls_served
             fits = lax if info is None or key is None else info.pull_key is key  # interned
             ordinary = fits and plain and least <= depth and served < most and not endpoint.draining
             if not ordinary and refuses(depth, candidate):
                 self._noted.append((-depth, i))
                 continue
-            if depth == best:
-                has_best = True
             rows.append(candidate)
             # unknown counts as 0 waiting, as in the reference: refusing a holder because its scrape is late
             # would recompute seconds of prefill to save one bad guess
             weights.append(1.0 / (1.0 + (metrics.waiting_requests or 0.0) + served * counted))
-        return Band(rows, weights, has_best)
+        refused_best = sum(depth == -best for depth, _ in self._noted)
+        return Band(rows, weights, self._depths.count(best) > refused_best)
 
     def _deepest_allowed(self) -> int:
         """Depth of the deepest holder that may serve; 0: none may."""

@@ -20,7 +20,7 @@ from watchfiles._rust_notify import WatchfilesRustInternalError
 from engine_plugin import wire as engine_wire
 from engine_plugin.identity import EndpointId, format_address
 from epp.core.types import Endpoint
-from epp.endpoints.scraper import ScrapeTarget
+from epp.endpoints.scraper import MetricsPageSettings, ScrapeTarget
 from sidecar.endpoint_file import EndpointFileError, EndpointRow, load_endpoint_file
 
 _log = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ def endpoint_of(row: EndpointRow) -> Endpoint:
     return Endpoint(row.id, row.host, row.serving_port, row.labels, p2p_address=p2p)
 
 
-def scrape_target_of(row: EndpointRow) -> ScrapeTarget:
+def scrape_target_of(row: EndpointRow, page: MetricsPageSettings) -> ScrapeTarget:
     """Where the row's metrics are."""
-    return ScrapeTarget(row.id, row.host, row.metrics_port)
+    return ScrapeTarget(row.id, row.host, row.metrics_port, page.path, page.tls)
 
 
 class FileSource:

@@ -1,5 +1,7 @@
 """Keeps every endpoint's metrics fresh: one connection and one task an endpoint, for ever.
 
+An interval is a wish: where there is more to do than `turns` allows, all of them stretch (`stretch` says how
+much).
 A scrape that fails reports *nothing*: what was known ages, and its age is how everybody else sees
 the outage. It never turns into "idle". Scrapes of one endpoint never overlap; a hung, endless or
 garbage server costs its own endpoint only. It decides nothing about routing.
@@ -10,15 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
-
 from engine_plugin.identity import EndpointId
 from epp.core.types import EndpointMetrics
 from epp.endpoints.metrics_parser import MetricsPage, parse_metrics
+from epp.endpoints.page_client import PageAddress, PageClient
+from epp.endpoints.page_client import ScrapeError as ScrapeError
+from epp.endpoints.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +33,8 @@ DEFAULT_TIMEOUT_S: Final = 1.0
 DEFAULT_MAX_PAGE_BYTES: Final = 4 << 20
 MAX_BACKOFF_S: Final = 1.0
 _JITTER: Final = 0.1  # of the interval, to either side: endpoints drift apart
-_READ_BYTES: Final = 1 << 16
+_MEMORY: Final = 0.01  # weight of the newest interval in `stretch`
+CLIENT_OVERHEAD_S: Final = 0.0002  # a scrape's share of loop and kernel, which nothing here can measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,22 @@ class ScrapeTarget:
     host: str
     port: int
     path: str = "/metrics"
+    tls: ssl.SSLContext | None = None  # None: plain HTTP
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{host}:{self.port}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPageSettings:
+    """Of every engine's page. `tls` None: plain HTTP."""
+
+    path: str = "/metrics"
+    tls: ssl.SSLContext | None = None
+    interval_s: float = DEFAULT_INTERVAL_S
 
 
 @dataclass(slots=True)
@@ -54,10 +72,6 @@ class ScrapeStats:
     consecutive_failures: int = 0
     failing: str | None = None
     last_good_s: float | None = None
-
-
-class ScrapeError(Exception):
-    """One scrape brought nothing; the argument is a stable reason."""
 
 
 class MetricsScraper:
@@ -88,7 +102,11 @@ class MetricsScraper:
         self._targets: dict[EndpointId, ScrapeTarget] = {}
         self._stats: dict[EndpointId, ScrapeStats] = {}
         self._tasks: dict[EndpointId, asyncio.Task[None]] = {}
-        self._running: tuple[asyncio.TaskGroup, aiohttp.ClientSession] | None = None
+        self._running: asyncio.TaskGroup | None = None
+        self._turns = Turns()
+        self.stretch = 1.0  # intervals as they are, in times of what was asked for; smoothed over the pool
+        self.failures: Counter[str] = Counter()  # by reason, of endpoints that have left, too
+        self.pages = 0
 
     @property
     def stats(self) -> Mapping[EndpointId, ScrapeStats]:
@@ -117,8 +135,8 @@ class MetricsScraper:
         if self._running is not None:
             raise RuntimeError("the scraper runs already")
         try:
-            async with self._session() as session, asyncio.TaskGroup() as group:
-                self._running = group, session
+            async with asyncio.TaskGroup() as group:
+                self._running = group
                 for target in self._targets.values():
                     self._start(target)
                 await asyncio.Event().wait()
@@ -126,61 +144,49 @@ class MetricsScraper:
             self._running = None
             self._tasks.clear()
 
-    def _session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, use_dns_cache=False),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", "Accept": "text/plain"},
-            trust_env=False,
-        )
-
     def _start(self, target: ScrapeTarget) -> None:
         if self._running is not None:
-            group, session = self._running
-            task = group.create_task(self._scrape_forever(session, target), name=f"scrape {target.id}")
+            task = self._running.create_task(self._scrape_forever(target), name=f"scrape {target.id}")
             self._tasks[target.id] = task
 
-    async def _scrape_forever(self, session: aiohttp.ClientSession, target: ScrapeTarget) -> None:
+    async def _scrape_forever(self, target: ScrapeTarget) -> None:
+        address = PageAddress(target.host, target.port, target.path, target.tls)
+        client = PageClient(address, timeout_s=self._timeout_s, max_page_bytes=self._max_page_bytes)
         stats = self._stats[target.id]
+        loop = asyncio.get_running_loop()
         await asyncio.sleep(self._rng.uniform(0.0, min(self._interval_s, MAX_BACKOFF_S)))
-        while True:
-            try:
-                page = await self._scrape(session, target)
-                self._report(target, page)
-            except ScrapeError as error:
-                self._note_failure(target, stats, str(error))
-            except Exception:  # noqa: BLE001  # task guard: must not end the scraping of all others
-                _log.exception("scraping endpoint %s met a fault of the picker", target.id)
-                self._note_failure(target, stats, "internal")
-            else:
-                self._note_success(target, stats)
-            await asyncio.sleep(self._pause_s(stats.consecutive_failures))
-
-    async def _scrape(self, session: aiohttp.ClientSession, target: ScrapeTarget) -> MetricsPage:
-        """One page. Its age counts from before the request: never younger than it is."""
-        asked_at_s = self._clock()
         try:
-            async with session.get(target.url, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise ScrapeError(f"status_{response.status // 100}xx")
-                page = await self._read_bounded(response)
-        except TimeoutError:
-            raise ScrapeError("timeout") from None
-        except aiohttp.ClientConnectorError:
-            raise ScrapeError("connect") from None
-        except (aiohttp.ClientError, ValueError, OSError):
-            raise ScrapeError("protocol") from None
-        return parse_metrics(page, scraped_at_s=asked_at_s, rank=target.id.rank)
+            while True:
+                due_s = loop.time() + self._pause_s(stats.consecutive_failures)
+                async with self._turns.turn(suspect=stats.failing is not None):
+                    await self._scrape_once(client, target, stats)
+                left_s = due_s - loop.time()
+                if stats.failing is None:
+                    self._note_interval(self._interval_s + max(0.0, -left_s))
+                await asyncio.sleep(max(0.0, left_s))
+        finally:
+            client.close()
 
-    async def _read_bounded(self, response: aiohttp.ClientResponse) -> bytes:
-        page = bytearray()
-        async for part in response.content.iter_chunked(_READ_BYTES):
-            page += part
-            if len(page) > self._max_page_bytes:
-                response.close()
-                raise ScrapeError("page_size")
-        return bytes(page)
+    async def _scrape_once(self, client: PageClient, target: ScrapeTarget, stats: ScrapeStats) -> None:
+        asked_at_s = self._clock()  # its age counts from before the request: never younger than it is
+        busy_s = client.busy_s
+        try:
+            body = await client.get()
+            started_s = time.thread_time()
+            page = parse_metrics(body, scraped_at_s=asked_at_s, rank=target.id.rank)
+            self._report(target, page)
+            busy_s -= time.thread_time() - started_s
+        except ScrapeError as error:
+            self._note_failure(target, stats, str(error))
+        except Exception:  # noqa: BLE001  # task guard: must not end the scraping of all others
+            _log.exception("scraping endpoint %s met a fault of the picker", target.id)
+            self._note_failure(target, stats, "internal")
+        else:
+            self._note_success(target, stats)
+            self._turns.spent(client.busy_s - busy_s + CLIENT_OVERHEAD_S)
+
+    def _note_interval(self, seconds: float) -> None:
+        self.stretch += (seconds / self._interval_s - self.stretch) * _MEMORY
 
     def _report(self, target: ScrapeTarget, page: MetricsPage) -> None:
         self._on_metrics(target.id, page.metrics)
@@ -199,6 +205,7 @@ class MetricsScraper:
         if stats.failing is not None:
             _log.info("metrics of endpoint %s are back", target.id)
         stats.good += 1
+        self.pages += 1
         stats.consecutive_failures = 0
         stats.failing = None
         stats.last_good_s = self._clock()
@@ -207,6 +214,7 @@ class MetricsScraper:
         if stats.failing is None:
             _log.warning("metrics of endpoint %s (%s) cannot be read: %s", target.id, target.url, reason)
         stats.failed += 1
+        self.failures[reason] += 1
         stats.consecutive_failures += 1
         stats.failing = reason
         if self._on_failure is not None:

@@ -74,6 +74,11 @@ class TierPool:
             found.append(slot)
         return tuple(found)
 
+    def missing(self, names: Sequence[BlockHash]) -> list[int]:
+        """Indices of `names` that are not held here."""
+        by_name = self._by_name
+        return [index for index, name in enumerate(names) if name not in by_name]
+
     def generation(self, slot: int) -> int:
         """How often the slot has been handed out: changes whenever its content may change."""
         return self._generations[slot]
@@ -106,9 +111,15 @@ class TierPool:
         slots.extend(range(self._untouched, self._untouched + fresh))
         self._untouched += fresh
         oldest = [slot for slot, _ in zip(self._evictable, range(count - len(slots)), strict=False)]
-        evicted = [self._unname(slot) for slot in oldest]
+        names, by_name, evictable = self._names, self._by_name, self._evictable
+        evicted: list[BlockHash] = []
         for slot in oldest:
-            del self._evictable[slot]
+            name = names[slot]
+            if name is None:
+                raise CacheError(f"slot {slot} has no name")
+            evicted.append(name)
+            del by_name[name], evictable[slot]
+            names[slot] = None
         slots.extend(oldest)
         slots.sort()
         refs, generations = self._refs, self._generations
@@ -285,7 +296,7 @@ class PagedCache:
 
     def missing_in_cpu(self, names: Sequence[BlockHash]) -> list[int]:
         """Indices of `names` that the CPU tier does not hold (what write-through has to copy)."""
-        return [index for index, name in enumerate(names) if name not in self.cpu]
+        return self.cpu.missing(names)
 
     def check_integrity(self) -> None:
         """Raises CacheError if either tier's tables disagree."""

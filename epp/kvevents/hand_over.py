@@ -1,8 +1,9 @@
 """A bounded queue from the receiving thread to the event loop, without locks.
 
-One producer (the thread) and one consumer (the loop). It never blocks either: when it is full, the
-thread stops reading its sockets, which pushes back to the engines' own queues; a message lost there
-is a gap in the sequence and is replayed.
+One producer (the thread) and one consumer (the loop). It never blocks either. When it is full, the
+thread stops reading subscriptions, which pushes back to the engines' own queues; a message lost there
+is a gap in the sequence and is replayed. A running replay cannot be pushed back (its engine drops what is
+not taken from it), so it is read on, and cut when the hand-over is `over`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class HandOverLimits:
-    """When to stop reading sockets."""
+    """When to stop reading subscriptions, and when to cut the replays that run."""
 
     items: int = 4_096
     size_bytes: int = 64 << 20
+    most_bytes: int = 192 << 20
 
 
 class HandOver(Generic[Item]):
@@ -55,6 +57,17 @@ class HandOver(Generic[Item]):
         if full:
             self._was_full = True
         return full
+
+    def is_over(self) -> bool:
+        """Thread: whether nothing more may be put at all."""
+        return self.size_bytes >= self._limits.most_bytes
+
+    def has_room(self) -> bool:
+        """Loop: whether it is half empty; if not, `on_room` will be called."""
+        if self._half_empty():
+            return True
+        self._was_full = True
+        return False
 
     def put(self, item: Item, size_bytes: int) -> None:
         """Thread: append, and wake the loop if it may be asleep."""

@@ -37,7 +37,9 @@ class EventSource:
 class SocketSettings:
     """Socket options, each chosen on purpose."""
 
-    live_hwm: int = 4_096  # messages; beyond it the engine drops, which is a gap and is replayed
+    # messages, each up to max_message_bytes; what does not fit waits in the engine's own queue (100,000 in
+    # vLLM), and is lost and replayed only if that is full
+    live_hwm: int = 16
     replay_hwm: int = 16_384  # above an engine's buffer of 10,000: an engine drops replays silently
     max_message_bytes: int = MAX_PAYLOAD_BYTES + 4_096
     reconnect_s: float = 0.1
@@ -77,7 +79,7 @@ class ReplayFrames:
 class ReplayEnded:
     replay: int
     ok: bool
-    reason: str  # "end" | "deadline" | "idle" | "unreachable"
+    reason: str  # "end" | "deadline" | "idle" | "unreachable" | "cut" (more than can be kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class EventSink(Protocol):
 
     def on_replay_end(self, endpoint: EndpointId, ok: bool, now_s: float) -> BatchResult: ...
 
+    def on_replay_cut(self, endpoint: EndpointId, now_s: float) -> BatchResult: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ManagerSettings:
@@ -88,6 +90,7 @@ class SourceCounters:
     replays_started: int = 0
     replays_finished: int = 0
     replays_failed: int = 0
+    replays_cut: int = 0  # more came than could be kept; asked for again from where they got to
     replays_given_up: int = 0  # overtaken by a newer one, or the endpoint left
 
     @property
@@ -198,6 +201,7 @@ class KvEventsManager:
     def _on_room(self) -> None:
         if self._subscriber is not None:
             self._subscriber.wake()
+            self._start_replays()
 
     async def _pump(self, queue: HandOver[Received]) -> None:
         while True:
@@ -292,6 +296,11 @@ class KvEventsManager:
         if entry is None:
             return
         entry.replay = None
+        if item.reason == "cut":
+            entry.counters.replays_cut += 1
+            self._follow(entry, self._sink.on_replay_cut(entry.endpoint, self._clock()))
+            self._start_replays()
+            return
         if item.ok:
             entry.failures = 0
             entry.counters.replays_finished += 1
@@ -334,8 +343,10 @@ class KvEventsManager:
         self._start_replays()
 
     def _start_replays(self) -> None:
-        """As many of the wanted replays as may run, first asked first served."""
-        if self._subscriber is None:
+        """As many of the wanted replays as may run, first asked first served; none while we are behind."""
+        if self._subscriber is None or not self._wanted:
+            return
+        if self._queue is not None and not self._queue.has_room():
             return
         for entry in [e for e in self._wanted.values() if e.retry is None]:
             if len(self._by_replay) >= self._settings.concurrent_replays:

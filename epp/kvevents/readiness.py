@@ -33,6 +33,10 @@ class Readiness:
         self._pending[descriptor] = None
         self._epoll.register(descriptor, select.EPOLLIN)
 
+    def look_again(self, socket: Socket) -> None:
+        """The owner has read from `socket` unasked and may have left messages."""
+        self._pending[int(socket.getsockopt(zmq.FD))] = None
+
     def remove(self, socket: Socket) -> None:
         """Stop watching; call it before the socket is closed. Harmless for a socket never added."""
         descriptor = int(socket.getsockopt(zmq.FD))

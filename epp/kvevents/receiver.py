@@ -6,7 +6,9 @@ or went down and when a replay ended. The sender is known by the socket, never b
 So a SUB socket lives for one connection: what it still holds when that ends may be a dead process's
 and is thrown away with it (a replay follows), and its successor is opened after a moment.
 
-All sockets here belong to the thread. Every wait is bounded; a full hand-over stops the reading.
+All sockets here belong to the thread. Every wait is bounded, and so are the bytes: a full hand-over
+stops the reading of subscriptions, whose own queues hold a few messages; a replay is read on, because
+its queue has room for a whole buffer of messages of any size, and is cut when too much waits.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ _MESSAGES_A_TURN = 64  # from one socket before the others get a look
 _IDLE_POLL_S = 1.0
 _COALESCE_S = 0.001  # after a turn that brought something: the next one finds more, and costs no more
 _FULL_POLL_S = 0.05  # while the loop is behind, if its wake-up should be lost
+_MESSAGE_BYTES = 512  # what a message takes besides its bytes, about
 
 
 @dataclass(slots=True, eq=False)
@@ -106,12 +109,11 @@ class Receiver:
     def _turn(self, wake: zmq.Socket[bytes]) -> None:
         """One wait, and what came of it."""
         _drain(wake)  # before the look at the commands: a wake-up after that ends the wait
-        full, started_s = self._hand_over.is_full(), time.monotonic()
-        wait_s = self._wait_s(full, started_s)
+        full = self._hand_over.is_full()
+        wait_s = self._wait_s(full, time.monotonic())
         if full:
             wake.poll(int(wait_s * 1000) + 1)
-            # time in which we did not listen is not the peers' silence
-            self._extend_replays(time.monotonic() - started_s)
+            self._read_replays()
         ready = [] if full else self._ready.wait(wait_s)
         for owner in ready:
             if isinstance(owner, _Link):
@@ -132,7 +134,7 @@ class Receiver:
         if self._commands:
             return 0.0
         if full:
-            return _FULL_POLL_S
+            return _COALESCE_S if self._replays else _FULL_POLL_S
         ends = [min(r.deadline_s, r.idle_at_s) - now_s for r in self._replays.values()]
         ends += [at_s - now_s for _, at_s in self._lost.values()]
         return max(0.0, min([_IDLE_POLL_S, *ends]))
@@ -171,11 +173,18 @@ class Receiver:
             frames = _receive(link.socket)
             if frames is None or self._stopping.is_set():
                 return
-            self._hand_over.put(LiveFrames(link.add.endpoint, link.add.link, frames), sum(map(len, frames)))
+            self._hand_over.put(LiveFrames(link.add.endpoint, link.add.link, frames), _size_bytes(frames))
             if self._hand_over.is_full():
                 return
 
     # --- replays --------------------------------------------------------------------------------
+
+    def _read_replays(self) -> None:
+        """Unasked: while the hand-over is full, subscriptions would be ready all the time."""
+        for running in list(self._replays.values()):
+            self._read_replay(running)
+            if not running.socket.closed:
+                self._ready.look_again(running.socket)
 
     def _read_replay(self, running: _RunningReplay) -> None:
         for _ in range(_MESSAGES_A_TURN):
@@ -186,8 +195,9 @@ class Receiver:
             if is_end_of_replay(frames):
                 self._finish(running, True, "end")
                 return
-            self._hand_over.put(ReplayFrames(running.replay, frames), sum(map(len, frames)))
-            if self._hand_over.is_full():
+            self._hand_over.put(ReplayFrames(running.replay, frames), _size_bytes(frames))
+            if self._hand_over.is_over():
+                self._finish(running, False, "cut")
                 return
 
     def _end_late_replays(self) -> None:
@@ -197,11 +207,6 @@ class Receiver:
                 self._finish(running, False, "deadline")
             elif now_s >= running.idle_at_s:
                 self._finish(running, False, "idle")
-
-    def _extend_replays(self, by_s: float) -> None:
-        for running in self._replays.values():
-            running.deadline_s += by_s
-            running.idle_at_s += by_s
 
     def _finish(self, running: _RunningReplay, ok: bool, reason: str) -> None:
         self._close_replay(running.replay)
@@ -298,6 +303,10 @@ def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
+
+
+def _size_bytes(frames: list[bytes]) -> int:
+    return sum(map(len, frames)) + _MESSAGE_BYTES
 
 
 def _drain(wake: zmq.Socket[bytes]) -> None:

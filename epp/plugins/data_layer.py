@@ -38,10 +38,16 @@ class FileDiscoveryParameters(Parameters):
     watch_file: bool = True
 
 
+_BY_FLAGS = "the endpoint's own row and the picker's flags say where and how often its page is read"
 _BY_NAME = "vLLM's and SGLang's metric names are both looked for on every page"
 ROWS = (
     PluginType("endpoint-notification-source", Kind.SOURCE),
-    PluginType("metrics-data-source", Kind.SOURCE, MetricsDataSourceParameters),
+    PluginType(
+        "metrics-data-source",
+        Kind.SOURCE,
+        MetricsDataSourceParameters,
+        ignored=dict.fromkeys(MetricsDataSourceParameters.model_fields, _BY_FLAGS),
+    ),
     PluginType(
         "core-metrics-extractor",
         Kind.EXTRACTOR,
@@ -49,7 +55,12 @@ ROWS = (
         provides=Data.METRICS,
         ignored=dict.fromkeys(("engine_label_key", "default_engine", "engine_configs"), _BY_NAME),
     ),
-    PluginType("file-discovery", Kind.DISCOVERY, FileDiscoveryParameters),
+    PluginType(
+        "file-discovery",
+        Kind.DISCOVERY,
+        FileDiscoveryParameters,
+        ignored={"watch_file": "the file is always watched"},
+    ),
     PluginType("openai-parser", Kind.PARSER),
     PluginType("anthropic-parser", Kind.PARSER),
     PluginType("vllmhttp-parser", Kind.PARSER),

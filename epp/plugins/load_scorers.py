@@ -112,11 +112,14 @@ class TokenLoadScorer:
 
     def score(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Sequence[float]:
         most, own = self.queue_threshold_tokens, context.request.load_tokens
-        loads = [
-            c.load.tokens + max(0, own - max(c.match.expected_tokens, c.placed.expected_tokens))
-            for c in candidates
-        ]
-        return [1.0 - min(load, most) / most for load in loads]
+        scores = []
+        for _, _, load, match, placed in candidates:
+            held = match.expected_tokens if match.state.has_claim else 0
+            if placed.state.has_claim and placed.expected_tokens > held:
+                held = placed.expected_tokens
+            tokens = load.tokens + (own - held if own > held else 0)
+            scores.append(1.0 - tokens / most if tokens < most else 0.0)
+        return scores
 
 
 def _active(name: str, p: ActiveRequestScorerParameters, _inputs: Inputs) -> object:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from epp.core.hashing import TOKEN_BYTES
+from epp.request.chat import Unrenderable
 from epp.request.cut_rules import CutRules
 from epp.request.segments import SEGMENT_CHARS, Segmenter
 from epp.request.token_cache import TokenCache
@@ -28,8 +29,11 @@ _SAMPLE_CHARS: Final = 256
 _PROBES: Final = ("a", "0 z", ". B")
 
 
-class TooLong(ValueError):
-    """A text without a place to cut, of more tokens than may be read at once. No text in the message."""
+class TooLong(Unrenderable):
+    """A text without a place to cut, of more tokens than may be read at once."""
+
+    def __init__(self) -> None:
+        super().__init__("long_text")
 
 
 class TextEncoder(Protocol):

@@ -11,6 +11,7 @@ match, counted by reason, and the request is routed by load. Prompts and tokens 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from array import array
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from epp.request.chat import Unrenderable
-from epp.request.incremental import IncrementalEncoder, TooLong
+from epp.request.incremental import IncrementalEncoder
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from epp.request.token_cache import DEFAULT_CACHE_BYTES, TokenCache
@@ -135,7 +136,7 @@ class LocalTokeniser:
         if isinstance(prompt, TokenPrompt):
             self._counters.outcomes["given"] += 1
             return prompt.token_ids
-        ids, outcome = None, "encoded"
+        ids, outcome = None, _outcome(prompt)
         try:
             steps = self._steps(prompt)
             while True:
@@ -162,18 +163,19 @@ class LocalTokeniser:
         if not self._queue(job, self._executor):
             return None, "overloaded"
         self._jobs.add(job)
+        late = job.loop.call_later(self._budget_s, job.settle, None, None)
         try:
-            async with asyncio.timeout(self._budget_s):
-                ids = await asyncio.wrap_future(job.result)
-            return ids, "prefix" if isinstance(prompt, ChatPrompt) and prompt.items else "encoded"
-        except TimeoutError:
-            return None, "late"
+            ids = await job.result
+            if ids is None:
+                return None, "late"
+            return ids, _outcome(prompt)
         except Unrenderable as error:
             return None, error.reason
         except _EncodingFailed as error:
             self._report(str(error))
             return None, "failed"
         finally:
+            late.cancel()
             job.leave()
 
     def _queue(self, job: _Job, executor: ThreadPoolExecutor) -> bool:
@@ -195,16 +197,14 @@ class LocalTokeniser:
                     executor = self._long_executor
                     break
         except StopIteration as end:
-            job.result.set_result(end.value)
+            job.finish(end.value, None)
         except BaseException as error:  # noqa: BLE001  # task guard; a panic of the binding is no `Exception`
-            if isinstance(error, TooLong):
-                error = Unrenderable("long_text")
             if not isinstance(error, Unrenderable):
                 error = _EncodingFailed(f"{type(error).__name__} at {_place(error)}")
-            job.result.set_exception(error)
+            job.finish(None, error)
         else:
             if not self._queue(job, executor):
-                job.result.set_exception(_EncodingFailed("closed"))
+                job.finish(None, _EncodingFailed("closed"))
 
     def _steps(self, prompt: TextPrompt | ChatPrompt) -> Generator[bool, None, array[int]]:
         """Chat: the template writes its own begin token, so none is added unless the client wants it."""
@@ -228,21 +228,41 @@ class LocalTokeniser:
             _log.warning("tokenizer failed, requests like this are routed by load: %s", place)
 
 
+def _outcome(prompt: Prompt) -> str:
+    return "prefix" if isinstance(prompt, ChatPrompt) and prompt.items else "encoded"
+
+
 def _default_workers() -> int:
     return max(1, min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)) - 1))
 
 
 class _Job:
-    """A prompt on its way through the threads, one turn at a time."""
+    """A prompt on its way through the threads, one turn at a time. Made on the loop that waits for it."""
 
-    __slots__ = ("left", "result", "steps", "turn")
+    __slots__ = ("_finished", "left", "loop", "result", "steps", "turn")
 
     def __init__(self, steps: Generator[bool, None, array[int]]) -> None:
         self.steps = steps
-        self.result: Future[array[int]] = Future()
-        self.result.set_running_or_notify_cancel()  # a caller that leaves says so by `left` alone
+        self.loop = asyncio.get_running_loop()
+        self.result: asyncio.Future[array[int] | None] = self.loop.create_future()  # None: late
         self.turn: Future[None] | None = None
         self.left = False  # nobody waits any more: read by the thread between two segments
+        self._finished = False
+
+    def finish(self, ids: array[int] | None, error: BaseException | None) -> None:
+        """In a thread: no turn comes after this one."""
+        self._finished = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self.settle, ids, error)
+
+    def settle(self, ids: array[int] | None, error: BaseException | None) -> None:
+        """On the loop: the first word is the one that counts."""
+        if self.result.done():
+            return
+        if error is None:
+            self.result.set_result(ids)
+        else:
+            self.result.set_exception(error)
 
     def leave(self) -> None:
         self.left = True
@@ -252,7 +272,7 @@ class _Job:
     @property
     def done(self) -> bool:
         """It holds no thread and waits for none."""
-        return self.result.done() or (self.left and self.turn is not None and self.turn.done())
+        return self._finished or (self.left and self.turn is not None and self.turn.done())
 
 
 class _EncodingFailed(Exception):

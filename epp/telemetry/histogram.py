@@ -30,7 +30,9 @@ class PlainHistogram:
         self._sum += total
 
     def show(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """One label set of `family`."""
+        """One label set of `family`; nothing where nothing was observed."""
+        if not any(self._counts):
+            return
         buckets, reached = [], 0
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             reached += count

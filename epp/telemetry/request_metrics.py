@@ -22,9 +22,9 @@ from epp.extproc.events import Degradation
 from epp.telemetry.histogram import PlainHistogram
 from epp.telemetry.label_names import OTHER, LabelNames
 
-MAX_MODELS: Final = 256
-MAX_FAIRNESS_IDS: Final = 256
-MAX_SERIES: Final = 512
+MAX_MODELS: Final = 48
+MAX_FAIRNESS_IDS: Final = 32
+MAX_SERIES: Final = 64  # a page has 170 lines for each
 LABELS: Final = ("model_name", "target_model_name", "fairness_id", "priority")
 
 _TOKENS: Final = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)

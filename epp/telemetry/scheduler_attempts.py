@@ -1,12 +1,13 @@
 """`llm_d_epp_scheduler_attempts_total`: what schedule calls ended in, by chosen endpoint.
 
-Pods come and go for ever, so series are bounded: the least recently chosen one is dropped.
+Pods come and go for ever: what has left the pool is dropped when Prometheus asks, and between two of its
+questions the least recently chosen series.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,7 @@ class SchedulerAttempts(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counts: OrderedDict[_Labels, int] = OrderedDict()
+        self.pool: Callable[[], Iterable[Endpoint]] | None = None  # None: nobody leaves
         registry.register(self)
 
     def chosen(self, endpoint: Endpoint, target_model: str) -> None:
@@ -45,6 +47,10 @@ class SchedulerAttempts(Collector):
             "Schedule calls.",
             labels=["status", "target_model_name", "endpoint_name", "namespace", "port"],
         )
+        if self.pool is not None:
+            names = {"", *map(endpoint_name, self.pool())}
+            for labels in [labels for labels in self._counts if labels[2] not in names]:
+                del self._counts[labels]
         for labels, count in self._counts.items():
             family.add_metric(labels, count)
         yield family

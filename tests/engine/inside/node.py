@@ -94,7 +94,9 @@ class Node:
         (self.tier,) = self.manager.secondary_tiers
         self._requests = 0
         self._jobs = 0
-        until(self.tier._service.up.is_set)
+        service = self.tier._service
+        until(lambda: service.up.is_set() or service.failed.is_set())
+        assert service.up.is_set()
 
     @property
     def port(self) -> int:

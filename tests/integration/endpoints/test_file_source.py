@@ -14,6 +14,7 @@ from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from engine_plugin.identity import EndpointId
 from epp.endpoints.file_source import CHECK_INTERVAL_S, FileSource, endpoint_of, scrape_target_of
+from epp.endpoints.scraper import MetricsPageSettings
 from sidecar.endpoint_file import EndpointRow
 
 from .conftest import BOUND_S, Collector, running
@@ -61,7 +62,7 @@ async def test_first_load_and_row_types(followed: Followed) -> None:
     row = followed.source.rows[1]
     assert endpoint_of(row).address == "127.0.1.2:8000"
     assert endpoint_of(row).id == EndpointId("b", 0)
-    assert scrape_target_of(row).url == "http://127.0.1.2:8200/metrics"
+    assert scrape_target_of(row, MetricsPageSettings()).url == "http://127.0.1.2:8200/metrics"
 
 
 async def test_an_edit_tells_only_what_changed(followed: Followed, tmp_path: Path) -> None:

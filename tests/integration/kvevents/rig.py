@@ -201,6 +201,9 @@ class WatchedView(CacheView):
     def on_replay_end(self, endpoint: EndpointId, ok: bool, now_s: float) -> BatchResult:
         return self._note(endpoint, super().on_replay_end(endpoint, ok, now_s))
 
+    def on_replay_cut(self, endpoint: EndpointId, now_s: float) -> BatchResult:
+        return self._note(endpoint, super().on_replay_cut(endpoint, now_s))
+
     def match_of(self, endpoint: EndpointId, blocks: int = 64) -> PrefixMatch:
         return self.match(SchedulingRequest("r", token_ids=tokens(blocks)), [endpoint])[endpoint]
 

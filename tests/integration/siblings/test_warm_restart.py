@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,8 @@ class Replica:
     def discover(self, engine: Engine, endpoint: EndpointId = A, rank: int = 0) -> None:
         source = engine.source()
         self.picker.upsert_endpoint(Endpoint(endpoint, HOST, 8000 + rank), has_replay=True)
-        self.replicas.offer(self.picker, endpoint, source.host, source.events_port)
-        self.events.add_endpoint(endpoint, source)
+        subscribe = partial(self.events.add_endpoint, endpoint, source)
+        self.replicas.offer(self.picker, endpoint, source.host, source.events_port, subscribe)
 
     def _address_of(self, endpoint: EndpointId) -> tuple[str, int] | None:
         source = self.events.source(endpoint)

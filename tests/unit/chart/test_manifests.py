@@ -228,6 +228,17 @@ def test_standbys_hold_up_neither_rollouts_nor_nodes() -> None:
     assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
 
 
+def test_the_reference_s_flag_means_active_passive() -> None:
+    flags = {"ha-enable-leader-election": True}
+    manifests = chart.minimal({"router": {"epp": {"replicas": 2, "flags": flags}}})
+    arguments = chart.container(manifests, "epp")["args"]
+    assert "--ha-mode=active-passive" in arguments
+    assert not any("leader-election" in argument for argument in arguments)
+    assert "PodDisruptionBudget" not in chart.kinds(manifests)
+    off = chart.minimal({"router": {"epp": {"replicas": 2, "flags": {"ha-enable-leader-election": False}}}})
+    assert "--ha-mode=active-active" in chart.container(off, "epp")["args"]
+
+
 def test_objectives_name_the_pool() -> None:
     manifests = chart.render(chart.case("attach"))
     found = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "InferenceObjective"}

@@ -29,17 +29,21 @@ def test_every_status_is_true(heading: str) -> None:
     known = migration.known_names()[heading]
     assert len(rows(heading)) > 20
     for name, (status, note) in rows(heading).items():
-        assert status in ("same", "renamed", "dropped", "**not yet**"), name
-        assert (status == "same") is (name in known), name
+        assert status in ("same", "renamed", "dropped", "refused", "**not yet**"), name
+        assert (status == "same") is (name in known.names), name
+        assert (status == "refused") is (name in known.refused), name
         for other in re.findall(r"`(--[a-z-]+)`", note):
-            assert other in known | migration.known_names()["Flags of the picker"], (name, other)
+            assert other in known.names | migration.known_names()["Flags of the picker"].names, (name, other)
 
 
 def test_every_plugin_of_ours_is_on_the_page() -> None:
     assert PLUGIN_TYPES.keys() <= rows("Plugins").keys()
 
 
-def test_a_plugin_that_is_added_changes_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = migration.known_names() | {"Plugins": frozenset(PLUGIN_TYPES) | {"latency-scorer"}}
-    monkeypatch.setattr(migration, "known_names", lambda: more)
-    assert "| `latency-scorer` | same | |" in migration.filled(PAGE)
+def test_a_plugin_that_is_added_changes_its_row_or_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = migration.Known(frozenset(PLUGIN_TYPES) | {"models-data-extractor", "brand-new"}, {}, listed=True)
+    monkeypatch.setattr(migration, "known_names", lambda: {"Plugins": more})
+    page = migration.filled(PAGE)
+    assert "| `models-data-extractor` | same | " in page
+    assert page.partition("## Values")[0].rstrip().endswith("| `brand-new` | same | |")
+    assert migration.filled(page) == page

@@ -409,3 +409,28 @@ def test_an_undecodable_batch_confirms_nothing(
     answer = view.on_batch(A, 59, None, 0.0, replayed=True)
     assert answer == ReplayNeeded(0, True, "restart")
     assert view.stats(A).index.device_blocks == 0
+
+
+def test_a_view_is_taken_over_in_steps_and_is_then_the_same(
+    new_view: NewView, engine: Engine, exported: ExportedView
+) -> None:
+    view = new_view()
+    assert list(view.adopt_steps(A, exported, 16)) == [16, 32, 48, 60]
+    engine.connect(view)
+    assert (match(view).state, match(view).blocks) == (ClaimState.LIVE, 60)
+
+
+@pytest.mark.parametrize("ends", [CacheView.distrust, CacheView.remove_endpoint])
+def test_a_view_that_ends_between_two_steps_takes_over_nothing(
+    new_view: NewView, exported: ExportedView, ends: Callable[[CacheView, EndpointId], None]
+) -> None:
+    view = new_view()
+    steps = view.adopt_steps(A, exported, 16)
+    assert next(steps) == 16
+    ends(view, A)
+    with pytest.raises(AdoptionRefused, match="overtaken"):
+        next(steps)
+    assert view.state(A) is ClaimState.UNKNOWN
+    view.remove_endpoint(A)
+    view.add_endpoint(A, has_replay=True)
+    assert view.stats(A).index.device_blocks == 0

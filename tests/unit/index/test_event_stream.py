@@ -71,6 +71,25 @@ def test_live_traffic_alone_also_starts_the_first_replay() -> None:
     assert seqs(replay(stream, range(7))) == [7]
 
 
+def test_a_replay_that_was_cut_goes_on_from_where_it_got_to() -> None:
+    stream = EventStream(True)
+    stream.on_connect()
+    for seq in range(3):
+        stream.on_replayed(seq, batch(seq))
+    step = stream.on_replay_cut()
+    assert (step.clear, step.replay) == (False, ReplayNeeded(2, False, "cut"))
+    assert not stream.state.has_claim
+    assert seqs(replay(stream, range(2, 5))) == []
+    assert (stream.state, stream.next_seq) == (ClaimState.LIVE, 5)
+
+
+def test_a_cut_that_brought_nothing_new_is_a_failed_replay() -> None:
+    stream = live_stream()
+    stream.on_live(7, batch(7))
+    assert stream.on_replay_cut().clear  # what the hole hides may be removals
+    assert not stream.state.has_claim
+
+
 def test_a_wrapped_replay_buffer_is_a_lower_bound() -> None:
     stream = EventStream(True)
     stream.on_connect()

@@ -21,7 +21,7 @@ def test_token_load_counts_what_the_request_itself_would_add() -> None:
     """Found by the simulator: without it token-aware placement leaves the holder of a 48K prompt."""
     request = asked(tokens=600)
     holder = candidate("a", blocks=30)  # of 16 tokens
-    busy_holder = replace(holder, load=InflightLoad(1, 700, 0))
+    busy_holder = holder._replace(load=InflightLoad(1, 700, 0))
     stranger = candidate("b")
     scores = TokenLoadScorer("s", 1000).score(request, [holder, busy_holder, stranger])
     assert scores == pytest.approx([1 - 0.12, 1 - 0.82, 1 - 0.6])

@@ -44,6 +44,9 @@ async def say(tokenizer: LocalTokenizer, parts: list[Any], **fields: Any) -> tup
     assert prompt is not None
     service = LocalTokeniser(tokenizer, budget_s=30.0)
     ids = await service.token_ids(prompt)
+    assert service.token_ids_at_once(prompt) == ids
+    (outcome,) = service.counters.outcomes.items()
+    assert outcome[1] == 2, "on the loop and in a thread alike"
     await service.aclose()
     return None if ids is None else list(ids), next(iter(service.counters.outcomes))
 

@@ -122,7 +122,6 @@ def test_the_ranks_this_process_serves() -> None:
         (("--enable-tls", "prefiller,encoder"), "'encoder': encoder disaggregation is not supported"),
         (("--tls-insecure-skip-verify=all",), "'all': unknown, use prefiller or decoder"),
         (("--ec-connector", "ec-nixl"), "--ec-connector: encoder disaggregation"),
-        (("--tracing",), "--tracing: spans are not exported"),
         (("--max-idle-conns-per-host", "8"), "use --upstream-keepalive"),
         (("--moriio-write-mode",), "--moriio-*: MoRI-IO is not supported"),
         (("--zap-log-level", "loud"), "'loud' is none of debug"),

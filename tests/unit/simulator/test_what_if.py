@@ -14,9 +14,19 @@ from epp.cli import main
 from epp.core.errors import ConfigError
 from simulator.experiment import experiment_names, load_experiment, load_policy
 from simulator.runner import jobs_of, run_jobs
+from simulator.summary import Estimate
 from simulator.svg import bar_chart, line_chart
 from simulator.tables import measure, ratio_rows
-from simulator.what_if import COST, NO_PULLS, settings_of, threshold_of
+from simulator.what_if import (
+    AS_CONFIGURED,
+    COST,
+    NO_PULLS,
+    Arm,
+    ArmResult,
+    settings_of,
+    threshold_of,
+    verdict,
+)
 from tests.unit.simulator.world import LOAD_FIRST, PROFILE
 
 
@@ -102,6 +112,22 @@ def test_arms_say_what_a_thresholds_document_would() -> None:
     assert cost is not None
     assert cost.recompute_seed is not None
     assert cost.recompute_seed.at_ms(8192) == pytest.approx(PROFILE.timing.recompute_ms(8192))
+
+
+def test_among_equals_the_configuration_stays_and_then_the_highest_threshold_wins() -> None:
+    def arm(name: str, ttft_s: float, pulls: float = 5.0) -> Arm:
+        values = {"ttft_mean_s": Estimate(ttft_s, 0.001, 3), "pulls": Estimate(pulls, 0.0, 3)}
+        return Arm(name, values, ArmResult({}, (), {}, {}))
+
+    without = arm(NO_PULLS, 2.0, 0.0)
+    lower, higher = arm("threshold 2,048", 1.0), arm("threshold 8,192", 1.01)
+    found = verdict([arm(AS_CONFIGURED, 1.5), without, lower, higher, arm("threshold 16,384", 1.2)])
+    assert (found.best, found.threshold_tokens, found.pays) == ("threshold 8,192", 8192, True)
+    assert verdict([arm(AS_CONFIGURED, 1.0), without, lower]).best == AS_CONFIGURED
+    slower = verdict([arm(AS_CONFIGURED, 2.1), without])
+    assert (slower.best, slower.pays) == (AS_CONFIGURED, False)
+    nothing = verdict([arm(AS_CONFIGURED, 1.0, pulls=0.0), without])
+    assert (nothing.best, nothing.pays) == (NO_PULLS, False)
 
 
 # --- plots and tables ---------------------------------------------------------------------------------------

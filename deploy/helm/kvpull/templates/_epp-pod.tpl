@@ -31,7 +31,7 @@
 {{- end }}
 - {{ printf "--objectives-group=%s" .Values.router.objectivesGroup | quote }}
 {{- if include "kvpull.several" . }}
-- --ha-mode={{ $epp.haMode }}
+- --ha-mode={{ include "kvpull.haMode" . }}
 - {{ printf "--ha-lease-name=%s" (include "kvpull.epp" .) | quote }}
 {{- end }}
 {{- if include "kvpull.snapshots" . }}
@@ -44,7 +44,7 @@
 - --drain-timeout={{ int $epp.drainTimeoutSeconds }}s
 - --lame-duck={{ int $epp.lameDuckSeconds }}s
 - --log-level={{ $epp.logLevel }}
-{{- include "kvpull.flags" $epp.flags }}
+{{- include "kvpull.flags" (omit $epp.flags "ha-enable-leader-election") }}
 {{- end -}}
 
 {{/* Probes by what they mean: liveness says that the process runs, on a starting picker too; readiness that requests may come. */}}

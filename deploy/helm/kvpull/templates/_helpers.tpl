@@ -69,9 +69,15 @@ labels:
 {{- if gt (int $most) 1 }}true{{ end -}}
 {{- end -}}
 
+{{/* The reference's flag means active-passive, too. */}}
+{{- define "kvpull.haMode" -}}
+{{- if eq (toString (get .Values.router.epp.flags "ha-enable-leader-election")) "true" }}active-passive
+{{- else }}{{ .Values.router.epp.haMode }}{{ end -}}
+{{- end -}}
+
 {{/* "true" where pickers wait for each other: standbys are never ready. */}}
 {{- define "kvpull.passive" -}}
-{{- if and (include "kvpull.several" .) (eq .Values.router.epp.haMode "active-passive") }}true{{ end -}}
+{{- if and (include "kvpull.several" .) (eq (include "kvpull.haMode" .) "active-passive") }}true{{ end -}}
 {{- end -}}
 
 {{- define "kvpull.snapshots" -}}
@@ -156,7 +162,7 @@ vllm: {pool: true}
 {{- if gt (int $router.epp.autoscaling.minReplicas) (int $router.epp.autoscaling.maxReplicas) -}}
 {{- fail "router.epp.autoscaling.minReplicas is above maxReplicas" -}}
 {{- end -}}
-{{- if and $router.epp.autoscaling.enabled (eq $router.epp.haMode "active-passive") -}}
+{{- if and $router.epp.autoscaling.enabled (eq (include "kvpull.haMode" .) "active-passive") -}}
 {{- fail "router.epp.autoscaling: with haMode active-passive only one picker serves, more of them help nobody" -}}
 {{- end -}}
 {{- $istio := .Values.provider.istio.stripRoutingHeaders -}}
