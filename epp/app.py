@@ -128,7 +128,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            page=metrics_page(arguments),
+            page=metrics_page(arguments, config.metrics_source),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import ssl
 from pathlib import Path
 
 from epp.core.errors import ConfigError
@@ -14,6 +15,7 @@ from epp.endpoints.scraper import MetricsPageSettings
 from epp.extproc.server import ServerSettings
 from epp.extproc.service import Limits
 from epp.leases.choice import HaMode
+from epp.plugins.data_layer import MetricsDataSourceParameters
 from epp.replicas import ReplicaSettings
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
@@ -47,14 +49,39 @@ def server_settings(arguments: argparse.Namespace) -> ServerSettings:
     )
 
 
-def metrics_page(arguments: argparse.Namespace) -> MetricsPageSettings:
-    """Where engines have their metrics."""
-    if not arguments.model_server_metrics_path.startswith("/"):
-        raise ConfigError("--model-server-metrics-path: expected a path such as /metrics")
+def metrics_page(
+    arguments: argparse.Namespace, source: MetricsDataSourceParameters | None = None
+) -> MetricsPageSettings:
+    """Where engines have their metrics: what `metrics-data-source` sets wins over the flags.
+
+    Raises:
+        ConfigError: a path that is none, or certificates that cannot be read.
+    """
+    said = MetricsDataSourceParameters() if source is None else source
+    given = said.model_fields_set
+    path = said.path if "path" in given else arguments.model_server_metrics_path
+    if not path.startswith("/"):
+        raise ConfigError("path of the engines' metrics: expected one such as /metrics")
+    scheme = said.scheme if "scheme" in given else arguments.model_server_metrics_scheme
+    insecure: bool = arguments.model_server_metrics_https_insecure_skip_verify
+    if "insecure_skip_verify" in given:
+        insecure = said.insecure_skip_verify
     tls = None
-    if arguments.model_server_metrics_scheme == "https":
-        tls = client_context(verify=not arguments.model_server_metrics_https_insecure_skip_verify)
-    return MetricsPageSettings(arguments.model_server_metrics_path, tls, arguments.refresh_metrics_interval)
+    if scheme == "https":
+        tls = client_context(verify=not insecure)
+        _load_certificates(tls, said)
+    interval_s = arguments.refresh_metrics_interval if said.interval is None else said.interval
+    return MetricsPageSettings(path, tls, interval_s, said.port)
+
+
+def _load_certificates(context: ssl.SSLContext, said: MetricsDataSourceParameters) -> None:
+    try:
+        if said.ca_cert_path is not None:
+            context.load_verify_locations(said.ca_cert_path)
+        if said.client_cert_path is not None:
+            context.load_cert_chain(said.client_cert_path, said.client_key_path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"metrics-data-source: its certificates cannot be used: {error}") from error
 
 
 def replica_settings(arguments: argparse.Namespace) -> ReplicaSettings:

@@ -39,7 +39,7 @@ def endpoint_of(row: EndpointRow) -> Endpoint:
 
 def scrape_target_of(row: EndpointRow, page: MetricsPageSettings) -> ScrapeTarget:
     """Where the row's metrics are."""
-    return ScrapeTarget(row.id, row.host, row.metrics_port, page.path, page.tls)
+    return ScrapeTarget(row.id, row.host, page.port or row.metrics_port, page.path, page.tls)
 
 
 class FileSource:

@@ -61,6 +61,7 @@ class MetricsPageSettings:
     path: str = "/metrics"
     tls: ssl.SSLContext | None = None
     interval_s: float = DEFAULT_INTERVAL_S
+    port: int | None = None  # None: each endpoint's own
 
 
 @dataclass(slots=True)

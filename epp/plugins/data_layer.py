@@ -13,7 +13,8 @@ from epp.plugins.plugin_type import Data, Kind, PluginType
 
 
 class MetricsDataSourceParameters(Parameters):
-    """Where an engine's metrics page is. `port` absent: the endpoint's own metrics port."""
+    """Where an engine's metrics page is; what is absent is as the picker's flags have it. `port` absent: the
+    endpoint's own metrics port."""
 
     scheme: Literal["http", "https"] = "http"
     path: str = "/metrics"
@@ -38,7 +39,6 @@ class FileDiscoveryParameters(Parameters):
     watch_file: bool = True
 
 
-_BY_FLAGS = "the endpoint's own row and the picker's flags say where and how often its page is read"
 _BY_NAME = "vLLM's and SGLang's metric names are both looked for on every page"
 ROWS = (
     PluginType("endpoint-notification-source", Kind.SOURCE),
@@ -46,7 +46,6 @@ ROWS = (
         "metrics-data-source",
         Kind.SOURCE,
         MetricsDataSourceParameters,
-        ignored=dict.fromkeys(MetricsDataSourceParameters.model_fields, _BY_FLAGS),
     ),
     PluginType(
         "core-metrics-extractor",
