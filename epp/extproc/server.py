@@ -136,6 +136,9 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_receive_bytes or whole_body),
         ("grpc.max_send_message_length", settings.max_send_bytes or whole_body),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        # streams that came while the loop was busy; the library's own 1,000 refuses some of a burst at random
+        ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests_hard_limit", 4 * settings.max_concurrent_streams),
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -328,6 +328,19 @@ async def test_degraded_mode_is_reported_once(handler: Bookkeeper, caplog: pytes
     assert len([record for record in caplog.records if "degraded" in record.message]) == 1
 
 
+async def test_a_burst_larger_than_what_waits_by_default_is_taken_whole(handler: Bookkeeper) -> None:
+    """gRPC refuses at random above 1,000 streams that nobody has accepted yet; a gateway makes that a 500."""
+    async with serving(handler) as (server, channel):
+        streams = [client.open_stream(channel) for _ in range(3_000)]
+        faults = await asyncio.gather(*(_headers(stream) for stream in streams), return_exceptions=True)
+        assert [fault for fault in faults if fault is not None] == []
+        async with asyncio.timeout(60):
+            while server.stats.streams < len(streams):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        for stream in streams:
+            stream.cancel()
+
+
 # ---- the server ----------------------------------------------------------------------------------
 
 
