@@ -206,6 +206,7 @@ async def test_a_picker_takes_its_siblings_snapshot_with_the_chart_s_certificate
             assert await second.metric('kvpull_epp_snapshot_fetch_info{outcome="complete"}') == 1
             assert await first.metric('kvpull_epp_snapshot_sent_rows_total{outcome="sent"}') == 1
             await until(both)
+            await kube.notice.until(lambda: ("update", "leases") in asked(kube))  # its Lease is renewed
             await end(second)
         await end(first)
     assert asked(kube) | {("create", "events")} == granted(kube)

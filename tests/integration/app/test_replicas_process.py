@@ -98,6 +98,7 @@ async def test_active_active(
         for picker in (one, two):
             await until(lambda picker=picker: both_known(picker))  # type: ignore[misc]
             assert await ready(picker)
+        await kube.notice.until(lambda: "update" in used(kube))  # a Lease is renewed
         await end(one)
         await until(lambda: alone(two))
         await end(two)
