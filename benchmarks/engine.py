@@ -35,6 +35,7 @@ from tests.engine.pull_engines import (
     prompt,
 )
 from tests.parity.families import FAMILIES, write_family
+from tests.ports import free_ports
 
 SHAPE = Shape(hidden=512, layers=6, heads=8, kv_heads=4, inner=1408)
 BYTES_A_TOKEN = 6 * 2 * 4 * 64 * 2
@@ -80,7 +81,7 @@ def engines(kind: str, number: int, model: Path, root: Path) -> Iterator[list[Pu
     more = environment(root / "site") | {"OMP_NUM_THREADS": "2"}
     try:
         for at in range(number):
-            port, p2p_port = processes.free_ports(2)
+            port, p2p_port = free_ports(2)
             command = arguments(model, port, transfer(kind, p2p_port))
             command[command.index("--max-model-len") + 1] = "20000"
             command[command.index("--num-gpu-blocks-override") + 1] = "1400"

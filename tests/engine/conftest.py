@@ -18,6 +18,7 @@ from tests.engine.reports import Reports
 from tests.engine.serving import Engine, connect, lora_flags, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
 from tests.parity.ours import open_router_tokeniser
+from tests.ports import free_ports
 
 SERVED_FAMILY = "llama3"
 
@@ -49,7 +50,7 @@ def _write(family: Family, directory: Path) -> None:
 @contextlib.contextmanager
 def render_servers(served: Mapping[str, tuple[Path, Sequence[str]]], log: Path) -> Iterator[dict[str, str]]:
     """vLLM's own render servers by name, each with its model directory and flags; yields base URLs."""
-    ports = dict(zip(served, processes.free_ports(len(served)), strict=True))
+    ports = dict(zip(served, free_ports(len(served)), strict=True))
     script = str(Path(__file__).parent / "render_servers.py")
     words = [f"{ports[name]}={path}={json.dumps(list(flags))}" for name, (path, flags) in served.items()]
     process = processes.Process([script, *words], log)
@@ -74,7 +75,7 @@ def engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     """A serving vLLM with KV events, replay and one LoRA adapter."""
     work = tmp_path_factory.mktemp("engine")
     write_adapter(work / "adapter")
-    (port,) = processes.free_ports(1)
+    (port,) = free_ports(1)
     arguments = serve_arguments(models[SERVED_FAMILY], port, lora_flags(work / "adapter"))
     with serving(arguments, port, work / "log") as running:
         yield running
@@ -101,7 +102,7 @@ def item_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def item_engine(item_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A serving vLLM for that model, with KV events."""
-    (port,) = processes.free_ports(1)
+    (port,) = free_ports(1)
     flags = ["--load-format", "dummy", "--enable-prompt-tokens-details"]
     log = tmp_path_factory.mktemp("item-engine") / "log"
     with serving(serve_arguments(item_model, port, flags), port, log) as running:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -111,15 +110,3 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; vLLM has to be told its ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

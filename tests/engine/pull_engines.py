@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.engine import processes
+from tests.ports import free_ports
 
 BLOCK_TOKENS: Final = 32
 BYTES_A_TOKEN: Final = 512  # 2 layers x (K, V) x 2 heads x 32 x bfloat16, see `model`
@@ -195,7 +196,7 @@ def start_engines(
     engines = {}
     try:
         for name, settings in tiers.items():
-            port, p2p_port = processes.free_ports(2)
+            port, p2p_port = free_ports(2)
             transfer = None if settings is None else connector_config(p2p_port, key_file, **settings)
             more = environment(site)
             if key_file is not None:

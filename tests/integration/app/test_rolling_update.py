@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -26,20 +25,12 @@ from tests.integration.app.test_picker_process import Picker, picker_process, un
 from tests.integration.engine.rig import BOUND_S
 from tests.integration.extproc import envoy as test_envoy
 from tests.integration.extproc.upstream import ANSWER, EVENTS, Upstream
+from tests.ports import free_ports
 
 CLIENTS = 12
 OPEN_STREAMS = 8
 REPLICAS = 3
 LAME_DUCK = "1500ms"  # Envoy asks every 100 ms here, and believes the first bad answer
-
-
-def free_ports(count: int) -> list[int]:
-    """Below the range that outgoing connections take theirs from, or as good: held until all are found."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 @dataclass
