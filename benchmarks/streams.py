@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from epp.extproc.server import ExtProcServer, ServerSettings
+from epp.extproc.service import Limits
 from tests.integration.extproc import client
 from tests.integration.extproc.handler import Bookkeeper
 
@@ -81,6 +82,7 @@ async def one_phase(name: str, count: int) -> dict[str, float]:
         health_port=None,
         lame_duck_s=0.0,
         keepalive_timeout_s=600.0,  # both ends share one busy loop here
+        limits=Limits(write_timeout_s=600.0),
     )
     server = ExtProcServer(handler, ready=lambda: True, settings=settings)
     await server.start()
@@ -125,6 +127,7 @@ async def measure(count: int) -> dict[str, Any]:
     found: dict[str, Any] = {"streams": count}
     for name in PHASES:
         found[name] = await one_phase(name, count)
+        print(name, found[name], flush=True)
     return found
 
 
