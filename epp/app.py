@@ -169,6 +169,12 @@ class _App:
             ready=lambda: self._inputs.ready() and self._ha.ready(),
             settings=server_settings(arguments),
         )
+        self._expose(choice)
+        replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
+
+    def _expose(self, choice: IndexChoice) -> None:
+        """Everything that `/metrics` reads when it is asked."""
+        arguments, replicas = self._arguments, self._replicas
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
         self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
@@ -188,7 +194,6 @@ class _App:
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
         self._registry.register(ConfigCollector(self._config_facts))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
-        replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
 
     def _threshold_state(self) -> ThresholdState:
         return self._inputs.thresholds.state
