@@ -21,6 +21,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from benchmarks.fuzz_extproc import CONFIG
 from engine_plugin.identity import EndpointId
 from epp.config import parse_config
 from epp.core.cache_view import CacheView
@@ -39,14 +40,6 @@ REQUESTS_A_MINUTE = 6
 BLOCK_TOKENS = 16
 MODELS = 40  # that clients name; each has a label soon
 RING = 64  # decisions that are remembered: full long before the first look
-CONFIG = """
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins: [{type: queue-scorer}, {type: active-request-scorer}, {type: max-score-picker}]
-schedulingProfiles:
-- name: default
-  plugins: [{pluginRef: queue-scorer}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
-"""
 HEADERS = Headers.of(("content-type", "application/json"))
 
 

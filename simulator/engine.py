@@ -116,13 +116,6 @@ class SimulatedEngine:
         self.events.clear()
         self.cache = PagedCache(self.cache.device.slots, self.cache.cpu.slots)
 
-    def clear_caches(self) -> None:
-        """As `reset_prefix_cache`: what is in use stays in use, without a name."""
-        self.cache.device.clear()
-        self.cache.cpu.clear()
-        self.events.all_cleared()
-        self.events.flush()
-
     # --- admission --------------------------------------------------------------------------------
     def _admit(self) -> None:
         shape = self.shape

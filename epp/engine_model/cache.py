@@ -294,10 +294,6 @@ class PagedCache:
         device_slots = self.device.prefix(names)
         return LocalPrefix(device_slots, self.cpu.prefix(names[len(device_slots) :]))
 
-    def missing_in_cpu(self, names: Sequence[BlockHash]) -> list[int]:
-        """Indices of `names` that the CPU tier does not hold (what write-through has to copy)."""
-        return self.cpu.missing(names)
-
     def check_integrity(self) -> None:
         """Raises CacheError if either tier's tables disagree."""
         self.device.check_integrity()

@@ -75,8 +75,3 @@ class Ticket:
     size_bytes: int = 0
     expires_s: float | None = None  # None: never
     slo_due_s: float | None = None  # its first token was promised until then
-
-    @property
-    def is_sheddable(self) -> bool:
-        """Below the default priority: the first to go when there is no room."""
-        return self.priority < 0

@@ -113,12 +113,6 @@ class FlowQueue:
                 self.cancel(ticket.id)
                 yield ticket
 
-    def next_expiry_s(self) -> float | None:
-        """When `expire` has something to do at the earliest."""
-        while self._expiries and self._expiries[0][1] not in self._tickets:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
-
     def note_served(self, priority: int, flow: str, tokens: float, now_s: float) -> None:
         """A flow was served: counted for program-aware fairness."""
         self._service.add(flow, tokens, now_s, self._settings.band(priority).half_life_s)
