@@ -11,7 +11,7 @@ import asyncio
 import enum
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from multidict import MultiMapping
 
@@ -30,7 +30,6 @@ class Edit(enum.Enum):
 
     EVENTS = "events"  # a stream, corrected line by line
     DOCUMENT = "document"  # held until it is whole, then corrected
-    WATCH = "watch"  # untouched
 
 
 def edit_kind(status: int, headers: MultiMapping[str]) -> Edit | None:
@@ -43,19 +42,6 @@ def edit_kind(status: int, headers: MultiMapping[str]) -> Edit | None:
     return Edit.DOCUMENT if content_type == "application/json" else None
 
 
-class AnswerEdit(Protocol):
-    """What is done to an answer on its way to the client."""
-
-    def kind(self, status: int, headers: MultiMapping[str]) -> Edit | None:
-        """How, from the answer's head; None: it passes as it is."""
-
-    async def document(self, body: bytes) -> bytes:
-        """A whole body, for DOCUMENT."""
-
-    def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces that go on, for EVENTS and WATCH."""
-
-
 class UsageEdit:
     """One answer of one split request. `prefill_usage` is awaited at most once."""
 
@@ -65,10 +51,6 @@ class UsageEdit:
         self._known = False
         self._prefill: Usage | None = None
         self.corrections = 0
-
-    def kind(self, status: int, headers: MultiMapping[str]) -> Edit | None:
-        """How an answer is corrected."""
-        return edit_kind(status, headers)
 
     async def document(self, body: bytes) -> bytes:
         """A whole JSON answer."""
@@ -139,7 +121,7 @@ class UsageEdit:
 
 
 class UsageWatch:
-    """Reads an answer's usage while every piece goes on first, untouched (an `AnswerEdit`)."""
+    """Reads an answer's usage while every piece goes on first, untouched."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -148,25 +130,14 @@ class UsageWatch:
         self._overlong = False
         self.usage: Usage | None = None
 
-    def kind(self, status: int, headers: MultiMapping[str]) -> Edit | None:
-        """`WATCH`, or None for an answer that says nothing."""
+    def reads(self, status: int, headers: MultiMapping[str]) -> bool:
+        """Whether an answer with this head says anything."""
         kind = edit_kind(status, headers)
         self._in_lines = kind is Edit.EVENTS
-        return Edit.WATCH if kind is not None else None
+        return kind is not None
 
-    async def document(self, body: bytes) -> bytes:
-        """Never called: nothing is held."""
-        return body
-
-    async def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The same pieces."""
-        async for piece in pieces:
-            yield piece
-            self._feed(piece)
-        if not self._overlong:
-            self._look(bytes(self._held))
-
-    def _feed(self, piece: bytes) -> None:
+    def saw(self, piece: bytes) -> None:
+        """A piece that has gone on."""
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 if self._in_lines else 0
         if end:
             if not self._overlong:
@@ -179,6 +150,11 @@ class UsageWatch:
         if len(self._held) > MAX_WATCHED_BYTES:
             self._overlong = True
             self._held.clear()
+
+    def ended(self) -> None:
+        """The answer is complete."""
+        if not self._overlong:
+            self._look(bytes(self._held))
 
     def _look(self, text: bytes) -> None:
         if not mentions_cached(self._api, text):

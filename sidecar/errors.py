@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 
 class SidecarError(Exception):
     """Root of all expected faults of one request."""
@@ -25,6 +27,22 @@ class SidecarError(Exception):
             "param": None,
             "code": self.status,
         }
+
+
+def json_body(error: SidecarError) -> bytes:
+    """What the client gets."""
+    return orjson.dumps(error.body())
+
+
+class NotHttp(SidecarError):
+    """What arrived is not a request in HTTP/1.1."""
+
+    reason = "not_http"
+    type = "BadRequestError"
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class RoutingRefused(SidecarError):

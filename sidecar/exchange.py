@@ -6,9 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from aiohttp import web
-
-from sidecar.relay import ClientStream
+from sidecar.http.server import Request
 from sidecar.tracing.spans import Span
 from sidecar.trust import request_id
 
@@ -17,8 +15,7 @@ from sidecar.trust import request_id
 class Exchange:
     """One request while it is served; `kind` and `outcome` are what telemetry will say of it."""
 
-    request: web.Request
-    client: ClientStream
+    request: Request
     started_s: float
     kind: str = "unplanned"
     outcome: str = "error"
@@ -26,29 +23,27 @@ class Exchange:
     span: Span | None = None
 
     def end_span(self, span: Span) -> None:
-        response = self.client.response
         span.set("llm_d.request_id", log_name(self.request))
         span.set("kvpull.plan", self.kind)
         span.set("kvpull.kv_request_id", self.kv_request_id or None)
-        span.set("http.response.status_code", None if response is None else response.status)
+        span.set("http.response.status_code", self.request.answer.status)
         span.set("total_duration_ms", round((time.monotonic() - self.started_s) * 1e3, 3))
         span.end("" if self.outcome == "complete" else self.outcome)
 
     def log_end(self, log: logging.Logger) -> None:
         if not log.isEnabledFor(logging.INFO):
             return
-        response = self.client.response
         log.info(
             "request %s: %s %s, status %s, kv %s, %.1f ms",
             log_name(self.request),
             self.kind,
             self.outcome,
-            response.status if response is not None else "-",
+            self.request.answer.status or "-",
             self.kv_request_id or "-",
             (time.monotonic() - self.started_s) * 1e3,
         )
 
 
-def log_name(request: web.Request) -> str:
+def log_name(request: Request) -> str:
     """The request id as it may stand in a log line."""
     return request_id(request)[:128].encode("ascii", "backslashreplace").decode() or "-"

@@ -1,7 +1,7 @@
 """Which headers pass, in both directions. Pure.
 
 Hop-by-hop headers (RFC 9110 section 7.6.1, and whatever `Connection` names) and framing headers
-belong to one connection and are never copied; the HTTP library frames each side itself. Routing
+belong to one connection and are never copied; `sidecar.http` frames each side itself. Routing
 headers are consumed here. Everything else passes with all its values, in order.
 """
 
@@ -26,18 +26,20 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# the server side has answered 100-continue already
-_REQUEST_ONLY = frozenset({"expect", *wire.ROUTING_HEADERS})
+# the server side answers 100-continue itself
+_REQUEST_DROPPED = _HOP_BY_HOP.union({"expect"}, wire.ROUTING_HEADERS)
+_ANSWER_DROPPED_IF_CHUNKED = _HOP_BY_HOP.union({"content-length"})
 
 
 def request_headers(incoming: MultiMapping[str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
     """Headers for an engine; `without` names more to leave out (lower case)."""
-    return _copy(incoming, _REQUEST_ONLY.union(without))
+    return _copy(incoming, _REQUEST_DROPPED.union(without))
 
 
 def response_headers(incoming: MultiMapping[str]) -> CIMultiDict[str]:
     """Headers for the client. A content-length beside transfer-encoding is void and left out."""
-    return _copy(incoming, {"content-length"} if "transfer-encoding" in incoming else frozenset())
+    chunked = "transfer-encoding" in incoming
+    return _copy(incoming, _ANSWER_DROPPED_IF_CHUNKED if chunked else _HOP_BY_HOP)
 
 
 def values_of(headers: MultiMapping[str], name: str) -> tuple[str, ...]:
@@ -51,21 +53,8 @@ def joined(headers: MultiMapping[str], name: str) -> str:
     return ",".join(headers.getall(name, ())).strip()
 
 
-def _copy(incoming: MultiMapping[str], without: Iterable[str]) -> CIMultiDict[str]:
-    dropped = _HOP_BY_HOP.union(without)
+def _copy(incoming: MultiMapping[str], without: frozenset[str]) -> CIMultiDict[str]:
+    dropped = without
     if "connection" in incoming:
         dropped = dropped.union(name.lower() for name in values_of(incoming, "connection"))
-    return CIMultiDict(
-        (name, _sendable(value)) for name, value in incoming.items() if name.lower() not in dropped
-    )
-
-
-def _sendable(value: str) -> str:
-    """Header bytes that are not UTF-8 arrive as surrogates, which cannot be sent: read as Latin-1."""
-    if value.isascii():
-        return value
-    return value.encode("utf-8", "surrogateescape").decode("latin-1") if _has_surrogates(value) else value
-
-
-def _has_surrogates(value: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in value)
+    return CIMultiDict([item for item in incoming.items() if item[0].lower() not in dropped])

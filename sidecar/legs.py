@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
 from multidict import CIMultiDict
 
 from engine_plugin import wire as engine_wire
@@ -34,11 +33,14 @@ from sidecar.errors import (
     UpstreamTimeout,
 )
 from sidecar.handoff import Handoff
+from sidecar.http.answer import Answer
+from sidecar.http.client import Received
+from sidecar.http.message import HttpFault, PeerIdle
 from sidecar.nixl_params import Hosts, check_prefill_params
 from sidecar.peer_health import PeerHealth
 from sidecar.plan import Connector, Peer
 from sidecar.prefill import PrefillFailed, PrefillLeg, SplitRequest, StoredAnswer
-from sidecar.relay import ClientStream
+from sidecar.relay import relay, send
 from sidecar.telemetry import Telemetry
 from sidecar.upstream import Call, Upstream
 from sidecar.usage import Usage
@@ -61,7 +63,6 @@ class LegRules:
     prefill_retry_backoff_s: float
     prefill_failure_local: bool
     prefill_timeout_s: float  # all attempts of one request together
-    idle_timeout_s: float
     bootstrap_port: int  # sglang, mooncake: of a prefiller's bootstrap server
 
 
@@ -87,12 +88,12 @@ class SplitLegs:
         self._telemetry = telemetry
         self._warned_s = float("-inf")
 
-    async def run(self, request: SplitRequest, client: ClientStream) -> None:
+    async def run(self, request: SplitRequest, client: Answer) -> None:
         """Serve the request.
 
         Raises:
             UpstreamError: no engine answered (nothing has reached the client).
-            StreamBroken, ConnectionError: as `ClientStream.relay`.
+            StreamBroken, ConnectionError: as `relay.relay`.
         """
         prefillers = self._health.usable_prefillers(request.plan.prefillers)
         if not prefillers:
@@ -106,12 +107,14 @@ class SplitLegs:
         if self._rules.prefill_failure_local:
             await self._local(request, client, failure.reason)
         elif isinstance(failure.cause, StoredAnswer):
-            await client.send(failure.cause.status, failure.cause.headers, failure.cause.body)
+            send(
+                client, failure.cause.status, failure.cause.headers, failure.cause.body, failure.cause.reason
+            )
         else:
             raise failure.cause
 
     async def _attempts(
-        self, request: SplitRequest, prefillers: tuple[Peer, ...], client: ClientStream
+        self, request: SplitRequest, prefillers: tuple[Peer, ...], client: Answer
     ) -> PrefillFailed | None:
         """None once the request has been served; else the last failure."""
         rules = self._rules
@@ -134,7 +137,7 @@ class SplitLegs:
             await asyncio.sleep(backoff_s)
         return last
 
-    async def _local(self, request: SplitRequest, client: ClientStream, reason: str) -> None:
+    async def _local(self, request: SplitRequest, client: Answer, reason: str) -> None:
         """The own engine alone, without parameters."""
         self._telemetry.fell_back(reason)
         now_s = time.monotonic()
@@ -142,12 +145,12 @@ class SplitLegs:
             self._warned_s = now_s
             _log.warning("prefill leg failed (%s): served by the own engine alone", reason)
         async with self._engine.answer(self._decode_call(request, None, leg="local")) as answer:
-            await client.relay(answer)
+            await relay(answer, client)
 
     # --- one attempt ---------------------------------------------------------------------------
 
     async def _concurrent(
-        self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
+        self, request: SplitRequest, prefiller: Peer, client: Answer, timeout_s: float
     ) -> None:
         handoff = await self._handoff(request.plan.kv_request_id, prefiller)
         prefill = asyncio.create_task(
@@ -178,9 +181,7 @@ class SplitLegs:
             case _:
                 return handoffs.offloading(kv_request_id, prefiller)
 
-    async def _serial(
-        self, request: SplitRequest, prefiller: Peer, client: ClientStream, timeout_s: float
-    ) -> None:
+    async def _serial(self, request: SplitRequest, prefiller: Peer, client: Answer, timeout_s: float) -> None:
         answer = await self._prefill.run(
             request, prefiller, _NIXL_PREFILL, timeout_s=timeout_s, own_request_id=True
         )
@@ -210,13 +211,13 @@ class SplitLegs:
 
     async def _relay(
         self,
-        client: ClientStream,
-        answer: aiohttp.ClientResponse,
+        client: Answer,
+        answer: Received,
         edit: UsageEdit,
-        first: bytes | None = None,
+        first: bytes = b"",
     ) -> None:
         try:
-            await client.relay(answer, first, edit)
+            await relay(answer, client, edit, first)
         finally:
             self._telemetry.usage_corrected(edit.corrections)
 
@@ -235,14 +236,11 @@ class SplitLegs:
     async def _open_decode(self, call: Call) -> _Opened:
         answer = await self._engine.open(call)
         try:
-            async with asyncio.timeout(self._rules.idle_timeout_s):
-                return _Opened(answer, await answer.content.readany())
-        except TimeoutError as error:
-            answer.close()
-            raise UpstreamTimeout("The decode endpoint sent no byte of its answer in time") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            answer.close()
-            raise UpstreamDied("The decode endpoint broke off before its first byte") from error
+            return _Opened(answer, await answer.body.read())
+        except PeerIdle as fault:
+            raise UpstreamTimeout("The decode endpoint sent no byte of its answer in time") from fault
+        except HttpFault as fault:
+            raise UpstreamDied("The decode endpoint broke off before its first byte") from fault
         except BaseException:
             answer.close()
             raise
@@ -252,7 +250,7 @@ class SplitLegs:
 class _Opened:
     """A decode answer whose first piece is here (empty: no body)."""
 
-    answer: aiohttp.ClientResponse
+    answer: Received
     first: bytes
 
 

@@ -6,50 +6,31 @@ Closing it stops new connections; open ones go on until they are drained or canc
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from sidecar.errors import NotHttp, json_body
+from sidecar.http.message import BadMessage
+from sidecar.http.server import Handler, ServerConnection, Service
+from sidecar.http.sweep import Sweep
 
-from sidecar.relay import strip_library_headers
-
-_MAX_FIELD_BYTES: Final = 64 << 10
-_MAX_HEADERS: Final = 512
 _CANCEL_GRACE_S: Final = 1.0  # for handlers to end after the drain time is over
 _CLIENT_KEEPALIVE_S: Final = 3630.0  # longer than the gateway's hour
-_LINGER_S: Final = 2.0  # to let a refused client read its answer before we stop reading its body
 _BACKLOG: Final = 1024
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class _NoPayload(logging.Filter):
-    """Parse errors quote the bytes they stumbled over, which may be a prompt: keep their type."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.msg, record.args = "refused a request that is not HTTP: %s", (type(error).__name__,)
-            record.exc_info = record.exc_text = None
-        return True
-
-
-_http_log = logging.getLogger("sidecar.http")
-_http_log.addFilter(_NoPayload())
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where and how to listen. `head_timeout_s`: for the first request head of a new connection."""
+    """Where and how to listen.
+
+    `head_timeout_s`: for a request's head; `idle_timeout_s`: for a client that takes nothing."""
 
     host: str
     port: int
     tls: ssl.SSLContext | None
     head_timeout_s: float
+    idle_timeout_s: float
 
 
 class Listener:
@@ -57,25 +38,11 @@ class Listener:
 
     def __init__(self, binding: Binding, handler: Handler) -> None:
         self._binding = binding
-        self._handler = handler
-        self._silent: dict[object, asyncio.TimerHandle] = {}
-        self._server: asyncio.Server | None = None
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        app.on_response_prepare.append(strip_library_headers)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=_http_log,
-            lingering_time=_LINGER_S,
-            handler_cancellation=True,  # a client that leaves cancels its request, and so its legs
-            auto_decompress=False,
-            keepalive_timeout=_CLIENT_KEEPALIVE_S,
-            shutdown_timeout=_CANCEL_GRACE_S,
-            max_line_size=_MAX_FIELD_BYTES,
-            max_field_size=_MAX_FIELD_BYTES,
-            max_headers=_MAX_HEADERS,
+        self._service = Service(
+            handler, _refusal, binding.head_timeout_s, binding.idle_timeout_s, _CLIENT_KEEPALIVE_S
         )
+        self._server: asyncio.Server | None = None
+        self._sweep = Sweep(min(binding.head_timeout_s, binding.idle_timeout_s), self._look)
 
     async def start(self) -> None:
         """Bind.
@@ -83,51 +50,43 @@ class Listener:
         Raises:
             OSError: the address cannot be bound.
         """
-        await self._runner.setup()
         binding = self._binding
-        handshake_s = binding.head_timeout_s if binding.tls is not None else None
         self._server = await asyncio.get_running_loop().create_server(
-            self._accept,
+            lambda: ServerConnection(self._service),
             binding.host,
             binding.port,
             ssl=binding.tls,
-            ssl_handshake_timeout=handshake_s,
+            ssl_handshake_timeout=binding.head_timeout_s if binding.tls is not None else None,
             backlog=_BACKLOG,
         )
+        self._sweep.start()
 
     @property
     def connections(self) -> int:
         """Open ones, idle or busy."""
-        return len(self._runner.server.connections) if self._runner.server is not None else 0
+        return len(self._service.connections)
 
     def stop_accepting(self) -> None:
         """Close the port and idle connections; a busy one is closed behind its answer."""
         if self._server is not None:
             self._server.close()
-        if self._runner.server is not None:
-            self._runner.server.pre_shutdown()
+        self._service.draining = True
+        for connection in list(self._service.connections):
+            connection.stop()
 
     async def close(self) -> None:
         """Cancel what is still open."""
         self.stop_accepting()
-        for timer in self._silent.values():
-            timer.cancel()
-        self._silent.clear()
-        await self._runner.cleanup()
+        self._sweep.stop()
+        tasks = [task for connection in list(self._service.connections) if (task := connection.cancel())]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
+        await asyncio.sleep(0)
 
-    def _accept(self) -> asyncio.Protocol:
-        assert self._runner.server is not None
-        connection = self._runner.server()
-        loop = asyncio.get_running_loop()
-        self._silent[connection] = loop.call_later(self._binding.head_timeout_s, self._give_up, connection)
-        return connection
+    def _look(self, now_s: float) -> None:
+        for connection in list(self._service.connections):
+            connection.check(now_s)
 
-    def _give_up(self, connection: web.RequestHandler) -> None:
-        self._silent.pop(connection, None)
-        connection.force_close()
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        timer = self._silent.pop(request.protocol, None)
-        if timer is not None:
-            timer.cancel()
-        return await self._handler(request)
+def _refusal(fault: BadMessage) -> bytes:
+    return json_body(NotHttp(f"Not a request this endpoint takes: {fault}", fault.status))

@@ -44,6 +44,7 @@ class StoredAnswer:
     """A prefill answer, whole."""
 
     status: int
+    reason: str
     headers: CIMultiDict[str]
     body: bytes
     usage: Usage | None
@@ -146,4 +147,4 @@ class PrefillLeg:
         except TimeoutError as error:
             raise UpstreamTimeout(f"The prefill leg took longer than {timeout_s:.3g} s") from error
         usage = read_usage(api, content)
-        return StoredAnswer(answer.status, CIMultiDict(answer.headers), content, usage)
+        return StoredAnswer(answer.status, answer.head.reason, answer.headers, content, usage)

@@ -11,9 +11,11 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final, assert_never
 
-from aiohttp import StreamReader, web
+import orjson
+from multidict import CIMultiDict
 
 from sidecar import kv_params, wire
 from sidecar.allowlist import AllowList
@@ -29,10 +31,14 @@ from sidecar.errors import (
     SidecarError,
     StreamBroken,
     TargetInvalid,
+    json_body,
 )
 from sidecar.exchange import Exchange, log_name
 from sidecar.handoff import OWNED
 from sidecar.headers import request_headers
+from sidecar.http.body import Body
+from sidecar.http.message import BodyOverLimit, HttpFault
+from sidecar.http.server import Request
 from sidecar.kv_params import Api
 from sidecar.legs import SplitLegs
 from sidecar.peer_health import PeerHealth
@@ -48,7 +54,7 @@ from sidecar.plan import (
     plan_request,
 )
 from sidecar.prefill import SplitRequest
-from sidecar.relay import ClientStream
+from sidecar.relay import relay
 from sidecar.telemetry import Telemetry
 from sidecar.tracing.request import begin_request
 from sidecar.tracing.spans import TRACEPARENT, Tracer
@@ -59,7 +65,6 @@ _log = logging.getLogger(__name__)
 
 _HEALTH_PATH: Final = "/health"
 _IN_THREAD_BYTES: Final = 64 << 10  # parsing more than this would hold up every other stream
-_MANY_PIECES: Final = 256  # a list of them costs more than their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,6 @@ class ProxyRules:
     routing_key: bytes | None
     max_body_bytes: int
     body_timeout_s: float
-    idle_timeout_s: float
 
 
 class Proxy:
@@ -107,20 +111,21 @@ class Proxy:
         """Until no request is being served."""
         await self._idle.wait()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> None:
         """The handler of every route."""
-        if request.path == _HEALTH_PATH and request.method in ("GET", "HEAD"):
+        path = request.head.path
+        if path == _HEALTH_PATH and request.method in ("GET", "HEAD"):
             status = "draining" if self.draining else "ok"
-            return web.json_response({"status": status}, status=503 if self.draining else 200)
-        client = ClientStream(request, idle_timeout_s=self._rules.idle_timeout_s)
-        exchange = Exchange(request, client, time.monotonic())
+            _answer_json(request, 503 if self.draining else 200, orjson.dumps({"status": status}))
+            return
+        exchange = Exchange(request, time.monotonic())
         self._active += 1
         self._idle.clear()
         self._telemetry.request_started()
         if self._tracer is not None:
             exchange.span = begin_request(self._tracer, request.headers.get(TRACEPARENT))
         try:
-            return await self._guarded(exchange)
+            await self._guarded(exchange)
         finally:
             if exchange.span is not None:
                 exchange.end_span(exchange.span)
@@ -130,14 +135,14 @@ class Proxy:
             self._telemetry.request_ended(exchange.kind, exchange.outcome)
             exchange.log_end(_log)
 
-    async def _guarded(self, exchange: Exchange) -> web.StreamResponse:
+    async def _guarded(self, exchange: Exchange) -> None:
         """Serve; turn every fault into an answer, or into a broken connection if one has begun."""
         try:
             await self._serve(exchange)
             exchange.outcome = "complete"
         except SidecarError as error:
             exchange.outcome = error.reason
-            return self._error(exchange, error)
+            self._error(exchange.request, error)
         except StreamBroken as error:
             exchange.outcome = "broken"
             _log.warning("request %s: %s", log_name(exchange.request), error)
@@ -148,28 +153,21 @@ class Proxy:
             raise
         except Exception:  # noqa: BLE001 - the request boundary
             _log.exception("request %s: fault of the sidecar", log_name(exchange.request))
-            return self._error(exchange, SidecarError("The sidecar failed"))
-        response = exchange.client.response
-        return response if response is not None else web.Response(status=499)
+            self._error(exchange.request, SidecarError("The sidecar failed"))
 
-    def _error(self, exchange: Exchange, error: SidecarError) -> web.StreamResponse:
-        """Exactly one answer is ever started."""
-        started = exchange.client.response
-        if started is not None:
-            exchange.client.break_off()
-            return started
-        response = web.json_response(error.body(), status=error.status)
-        if isinstance(error, ShuttingDown):
-            response.headers["Retry-After"] = "1"
-            response.force_close()
-        return response
+    def _error(self, request: Request, error: SidecarError) -> None:
+        """Exactly one answer is ever started; one that has begun is broken off by its connection."""
+        if request.answer.status is None:
+            _answer_json(
+                request, error.status, json_body(error), shutting_down=isinstance(error, ShuttingDown)
+            )
 
     async def _serve(self, exchange: Exchange) -> None:
         if self.draining:
             raise ShuttingDown("This endpoint is shutting down: try another one")
         request = exchange.request
         target = _target(request)
-        api = kv_params.api_of(request.method, request.path)
+        api = kv_params.api_of(request.method, request.head.path)
         plan = self._plan(request, api)
         self._count(plan)
         exchange.kind = type(plan).__name__
@@ -188,7 +186,7 @@ class Proxy:
 
     # --- plan ----------------------------------------------------------------------------------
 
-    def _plan(self, request: web.Request, api: Api | None) -> ForwardPlan:
+    def _plan(self, request: Request, api: Api | None) -> ForwardPlan:
         facts = Facts(
             self._trust.auth(request), generates=api is not None, from_peer=self._trust.from_peer(request)
         )
@@ -211,7 +209,7 @@ class Proxy:
 
     async def _aggregated(self, exchange: Exchange, plan: Aggregated, api: Api | None, target: str) -> None:
         request = exchange.request
-        if not request.body_exists or not _may_be_json(request, api):
+        if not request.has_body or not _may_be_json(request, api):
             await self._single(exchange, plan.rank, target, _streamed(request), keep_length=True)
             return
         body = await self._body(request)
@@ -242,14 +240,16 @@ class Proxy:
         exchange.kv_request_id = plan.kv_request_id
         headers = request_headers(exchange.request.headers, without=("content-length",))
         engine = self._engine_address(plan.rank)
-        await self._legs.run(SplitRequest(plan, api, engine, target, headers, raw, body), exchange.client)
+        await self._legs.run(
+            SplitRequest(plan, api, engine, target, headers, raw, body), exchange.request.answer
+        )
 
     async def _single(
         self,
         exchange: Exchange,
         rank: int,
         target: str,
-        body: bytes | StreamReader | None,
+        body: bytes | Body | None,
         *,
         keep_length: bool = False,
         watch: UsageWatch | None = None,
@@ -259,12 +259,12 @@ class Proxy:
         headers = request_headers(request.headers, without=() if keep_length else ("content-length",))
         call = Call("engine", self._engine_address(rank), request.method, target, headers, body)
         async with self._engine.answer(call) as answer:
-            await exchange.client.relay(answer, edit=watch)
+            await relay(answer, request.answer, watch)
 
     def _engine_address(self, rank: int) -> HostPort:
         return HostPort(self._rules.engine_host, self._rules.engine_base_port + rank)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: Request) -> bytes:
         """The client's whole body, without kv_transfer_params of its own.
 
         Raises:
@@ -282,43 +282,46 @@ class Proxy:
             self._telemetry.client_params_removed()
         return cleaned
 
-    async def _read(self, request: web.Request) -> bytes:
+    async def _read(self, request: Request) -> bytes:
         limit_bytes = self._rules.max_body_bytes
-        too_large = BodyTooLarge(f"The request body is larger than {limit_bytes} bytes")
-        if (request.content_length or 0) > limit_bytes:
-            raise too_large
-        whole, pieces, size_bytes = bytearray(), list[bytes](), 0
         try:
+            if (request.head.content_length or 0) > limit_bytes:
+                raise BodyOverLimit
+            if request.body.ended:
+                return await request.body.whole(limit_bytes)
             async with asyncio.timeout(self._rules.body_timeout_s):
-                async for piece in request.content.iter_any():
-                    pieces.append(piece)
-                    size_bytes += len(piece)
-                    if size_bytes > limit_bytes:
-                        raise too_large
-                    if len(pieces) >= _MANY_PIECES:
-                        whole += b"".join(pieces)
-                        pieces.clear()
+                return await request.body.whole(limit_bytes)
         except TimeoutError as error:
             raise BodyTooSlow(f"No whole body in {self._rules.body_timeout_s:g} s") from error
-        except web.RequestPayloadError as error:
-            raise BodyInvalid("The request body's framing is broken") from error
-        return b"".join((whole, *pieces)) if whole or len(pieces) != 1 else pieces[0]
+        except BodyOverLimit as fault:
+            raise BodyTooLarge(f"The request body is larger than {limit_bytes} bytes") from fault
+        except HttpFault as fault:
+            raise BodyInvalid("The request body's framing is broken") from fault
 
 
-def _streamed(request: web.Request) -> StreamReader | None:
-    return request.content if request.body_exists else None
+def _answer_json(request: Request, status: int, body: bytes, *, shutting_down: bool = False) -> None:
+    headers = CIMultiDict({"Content-Type": "application/json; charset=utf-8"})
+    if shutting_down:
+        headers["Retry-After"] = "1"
+        request.answer.keep_alive = False
+    request.answer.whole(status, HTTPStatus(status).phrase, headers, body)
 
 
-def _target(request: web.Request) -> str:
+def _streamed(request: Request) -> Body | None:
+    return request.body if request.has_body else None
+
+
+def _target(request: Request) -> str:
     """Path and query as the client wrote them; of an absolute-form target the path alone."""
-    raw = request.raw_path
-    target = raw if raw.startswith("/") else request.rel_url.raw_path_qs
+    target = request.head.path_and_query
     if not target.startswith("/") or not target.isascii():
         raise TargetInvalid("The request target is not a path in ASCII")
     return target
 
 
-def _may_be_json(request: web.Request, api: Api | None) -> bool:
+def _may_be_json(request: Request, api: Api | None) -> bool:
     """Whether an engine could read the body as JSON: anything not declared to be something else."""
-    declared = "Content-Type" in request.headers
-    return api is not None or not declared or "json" in request.content_type
+    declared = request.headers.get("Content-Type")
+    if api is not None or declared is None:
+        return True
+    return "json" in declared.partition(";")[0].lower()

@@ -31,7 +31,7 @@ from sidecar.prefill import PrefillLeg
 from sidecar.proxy import Proxy, ProxyRules
 from sidecar.routing_auth import RoutingClaims, sign_routing
 from sidecar.telemetry import Telemetry, metrics_app
-from sidecar.tls import client_context, server_context
+from sidecar.tls import ClientContexts, server_context
 from sidecar.tracing.exporter import SpanExporter
 from sidecar.upstream import Upstream
 
@@ -144,13 +144,14 @@ class Sidecar:
             idle_timeout_s=config.idle_timeout_s,
             keepalive_s=config.upstream_keepalive_s,
             bind_host=bind_host,
-            tls=client_context(verify=verify) if leg in config.tls_legs else None,
+            tls=ClientContexts(verify=verify) if leg in config.tls_legs else None,
         )
 
     async def _listen(
         self, stack: AsyncExitStack, proxy: Proxy, port: int, tls: ssl.SSLContext | None
     ) -> None:
-        binding = Binding(self._config.listen_host, port, tls, self._config.head_timeout_s)
+        config = self._config
+        binding = Binding(config.listen_host, port, tls, config.head_timeout_s, config.idle_timeout_s)
         listener = Listener(binding, proxy.handle)
         stack.push_async_callback(listener.close)
         await listener.start()
@@ -184,7 +185,6 @@ class Sidecar:
             routing_key=config.routing_key,
             max_body_bytes=config.max_body_bytes,
             body_timeout_s=config.body_timeout_s,
-            idle_timeout_s=config.idle_timeout_s,
         )
 
     def _leg_rules(self) -> LegRules:
@@ -195,7 +195,6 @@ class Sidecar:
             prefill_retry_backoff_s=config.prefill_retry_backoff_s,
             prefill_failure_local=config.prefill_failure_local,
             prefill_timeout_s=config.prefill_timeout_s,
-            idle_timeout_s=config.idle_timeout_s,
             bootstrap_port=config.bootstrap_port,
         )
 

@@ -7,12 +7,15 @@ SSL_CERT_DIR are honoured) unless told not to. TLS 1.2 is the least; HTTP/1.1 is
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from pathlib import Path
 from typing import Final
 
 from sidecar.certificates import KeyPair, MountedCertificate, self_signed
+
+log = logging.getLogger(__name__)
 
 _ALPN: Final = ["http/1.1"]
 
@@ -38,6 +41,38 @@ def server_context(cert_path: Path | None) -> ssl.SSLContext:
 
     outer.sni_callback = choose  # asked for every handshake, named or not
     return outer
+
+
+class ClientContexts:
+    """Contexts of calls to engines or peers: made anew when the file of trusted roots has changed.
+
+    A bundle that cannot be read leaves the last good one."""
+
+    def __init__(self, *, verify: bool) -> None:
+        self._verify = verify
+        self._seen = _bundle_stamp()
+        self._context = client_context(verify=verify)
+
+    def __call__(self) -> ssl.SSLContext:
+        """For a new connection; open ones go on."""
+        seen = _bundle_stamp() if self._verify else self._seen
+        if seen != self._seen:
+            try:
+                self._context = client_context(verify=True)
+            except (OSError, ssl.SSLError) as error:
+                log.warning("trusted roots not reloaded, the last good ones stay: %s", type(error).__name__)
+            self._seen = seen
+        return self._context
+
+
+def _bundle_stamp() -> tuple[int, int, int] | None:
+    """Changes with the file of trusted roots. Kubernetes swaps a symlink: `stat` sees the new inode."""
+    paths = ssl.get_default_verify_paths()
+    try:
+        stat = os.stat(os.environ.get(paths.openssl_cafile_env) or paths.openssl_cafile)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def client_context(*, verify: bool) -> ssl.SSLContext:

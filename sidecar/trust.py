@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-from aiohttp import web
-
 from sidecar import wire
 from sidecar.allowlist import AllowList
 from sidecar.endpoint import HostPort
 from sidecar.headers import joined, values_of
+from sidecar.http.server import Request
 from sidecar.routing_auth import RoutingAuth, RoutingClaims, verify_routing
 
 
@@ -21,7 +20,7 @@ class Trust:
         self._serving = serving
         self._allow_list = allow_list
 
-    def auth(self, request: web.Request) -> RoutingAuth:
+    def auth(self, request: Request) -> RoutingAuth:
         """Of the picker's headers."""
         if self._key is None:
             return RoutingAuth.OFF
@@ -34,7 +33,7 @@ class Trust:
         )
         return verify_routing(self._key, headers.get(wire.ROUTING_AUTH), claims, now_s=time.time())
 
-    def from_peer(self, request: web.Request) -> bool:
+    def from_peer(self, request: Request) -> bool:
         """A leg is believed when it is signed or, without a key, comes from a pool member's address."""
         leg = request.headers.get(wire.LEG)
         if leg is None:
@@ -45,13 +44,13 @@ class Trust:
         auth = request.headers.get(wire.ROUTING_AUTH)
         return verify_routing(self._key, auth, claims, now_s=time.time()).trusted
 
-    def _signed_destination(self, request: web.Request) -> str:
+    def _signed_destination(self, request: Request) -> str:
         """The destination the picker signed: a fallback list counts where it names this listener."""
         own = str(self._serving)
         listed = values_of(request.headers, wire.DESTINATION)
         return joined(request.headers, wire.DESTINATION) if own in listed else own
 
 
-def request_id(request: web.Request) -> str:
+def request_id(request: Request) -> str:
     """As the header has it; absent is empty."""
     return request.headers.get(wire.REQUEST_ID, "")

@@ -2,55 +2,58 @@
 
 Bodies are never unpacked, redirects never followed, cookies never kept, proxies of the environment
 never used. Idle connections are kept for less time than the engine keeps them, and a request whose
-reused connection turned out dead is sent once more over a new one.
+reused connection turned out dead, without a byte of an answer, is sent once more over a new one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import io
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Final
 
-import aiohttp
 from multidict import CIMultiDict
-from yarl import URL
 
 from sidecar.endpoint import HostPort
 from sidecar.errors import (
+    BodyInvalid,
     UpstreamDied,
     UpstreamError,
     UpstreamGarbage,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from sidecar.http.body import Body
+from sidecar.http.client import ClientConnection, Received
+from sidecar.http.message import (
+    BodyOverLimit,
+    HttpFault,
+    PeerGone,
+    PeerIdle,
+    UploadBroken,
+    request_bytes,
+)
+from sidecar.http.pool import ConnectionPool
 from sidecar.telemetry import Telemetry
 from sidecar.tracing.request import begin_leg
 
-_MAX_FIELD_BYTES: Final = 64 << 10
-_MAX_HEADERS: Final = 512
-_CHUNKED_WRITE_BYTES: Final = 512 << 10  # larger bodies are written piece by piece
-_NO_AUTO_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+MAX_IDLE_PER_HOST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request to one engine. `leg` is the label in metrics and messages."""
+    """One HTTP request to one engine. `leg` is the label in metrics and messages.
+
+    A body in memory is framed here; one that is passed on is framed as `headers` say, else chunked."""
 
     leg: str
     address: HostPort
     method: str
     target: str  # path and query, byte for byte
     headers: CIMultiDict[str]
-    body: bytes | AsyncIterable[bytes] | None = field(repr=False, default=None)
-
-    def url(self, scheme: str) -> URL:
-        return URL(f"{scheme}://{self.address}{self.target}", encoded=True)
+    body: bytes | Body | None = field(repr=False, default=None)
 
 
 class Upstream:
@@ -67,83 +70,49 @@ class Upstream:
         connect_timeout_s: float,
         idle_timeout_s: float,
         keepalive_s: float,
+        max_idle_per_host: int = MAX_IDLE_PER_HOST,
         bind_host: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._telemetry = telemetry
         self._name = name
         self._idle_timeout_s = idle_timeout_s
-        self._connect_timeout_s = connect_timeout_s
-        local = (bind_host, 0) if bind_host else None
-        self._scheme = "http" if tls is None else "https"
-        verify = True if tls is None else tls
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, local_addr=local, ssl=verify)
+        self._pool = ConnectionPool(
+            connect_timeout_s=connect_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            keepalive_s=keepalive_s,
+            max_idle_per_host=max_idle_per_host,
+            bind_host=bind_host,
+            tls=tls,
         )
-        self._fresh = self._session(
-            aiohttp.TCPConnector(limit=0, force_close=True, local_addr=local, ssl=verify)
-        )
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(self._reused)
-        trace.on_connection_create_end.append(self._opened)
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            auto_decompress=False,
-            skip_auto_headers=_NO_AUTO_HEADERS,
-            max_line_size=_MAX_FIELD_BYTES,
-            max_field_size=_MAX_FIELD_BYTES,
-            max_headers=_MAX_HEADERS,
-            trace_configs=[trace],
-        )
-
-    async def _reused(
-        self,
-        _session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        _params: aiohttp.TraceConnectionReuseconnParams,
-    ) -> None:
-        context.trace_request_ctx.reused = True
-        self._telemetry.upstream_connection(self._name, "reused")
-
-    async def _opened(
-        self,
-        _session: aiohttp.ClientSession,
-        _context: SimpleNamespace,
-        _params: aiohttp.TraceConnectionCreateEndParams,
-    ) -> None:
-        self._telemetry.upstream_connection(self._name, "opened")
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._pooled.close()
-        await self._fresh.close()
+        await self._pool.close()
 
     @asynccontextmanager
-    async def answer(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def answer(self, call: Call) -> AsyncIterator[Received]:
         """The answer's head, its body still to be read; leaving early closes the connection.
 
         Raises:
             UpstreamError: nothing of an answer was received.
+            BodyInvalid: the body that was passed on broke.
         """
-        response = await self.open(call)
+        received = await self.open(call)
         try:
-            yield response
+            yield received
         finally:
-            response.close()
+            received.close()
 
-    async def open(self, call: Call) -> aiohttp.ClientResponse:
-        """As `answer`; the caller must close the response."""
+    async def open(self, call: Call) -> Received:
+        """As `answer`; the caller must close what it gets."""
         started_s = time.monotonic()
         outcome = "cancelled"
         span = begin_leg(call.leg, call.headers)
         try:
-            response = await self._open_with_retry(call)
-            outcome = "ok" if response.status < 400 else f"status_{response.status // 100}xx"
-            return response
+            received = await self._open_with_retry(call)
+            outcome = "ok" if received.status < 400 else f"status_{received.status // 100}xx"
+            return received
         except UpstreamError as error:
             outcome = error.reason
             raise
@@ -153,54 +122,53 @@ class Upstream:
                 span.end("" if outcome == "ok" else outcome)
             self._telemetry.leg_ended(call.leg, outcome, time.monotonic() - started_s)
 
-    async def _open_with_retry(self, call: Call) -> aiohttp.ClientResponse:
-        attempt = SimpleNamespace(reused=False)
+    async def _open_with_retry(self, call: Call) -> Received:
+        call.headers.setdefault("Host", str(call.address))
+        if isinstance(call.body, bytes):
+            call.headers["Content-Length"] = str(len(call.body))
+        chunked = isinstance(call.body, Body) and "Content-Length" not in call.headers
+        if chunked:
+            call.headers["Transfer-Encoding"] = "chunked"
+        head = request_bytes(call.method, call.target, call.headers)
+        connection = self._pool.take(call.address)
+        if connection is not None:
+            self._telemetry.upstream_connection(self._name, "reused")
+            try:
+                return await self._call(connection, call, head, chunked)
+            except UpstreamDied:
+                if connection.heard or isinstance(call.body, Body):
+                    raise
+            self._telemetry.retried("stale_connection")
         try:
-            return await self._open_once(self._pooled, call, attempt)
-        except UpstreamDied:
-            if not attempt.reused or isinstance(call.body, AsyncIterable):
-                raise
-        self._telemetry.retried("stale_connection")
-        return await self._open_once(self._fresh, call, attempt)
+            connection = await self._pool.open(call.address)
+        except OSError as error:  # TimeoutError and certificate errors, too
+            raise UpstreamUnreachable(f"The {call.leg} endpoint cannot be reached") from error
+        self._telemetry.upstream_connection(self._name, "opened")
+        return await self._call(connection, call, head, chunked)
 
-    async def _open_once(
-        self, session: aiohttp.ClientSession, call: Call, attempt: SimpleNamespace
-    ) -> aiohttp.ClientResponse:
-        large = isinstance(call.body, bytes) and len(call.body) > _CHUNKED_WRITE_BYTES
-        body = io.BytesIO(call.body) if large and isinstance(call.body, bytes) else call.body
+    async def _call(self, connection: ClientConnection, call: Call, head: bytes, chunked: bool) -> Received:
         where = f"The {call.leg} endpoint"
         try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                return await session.request(
-                    call.method,
-                    call.url(self._scheme),
-                    headers=call.headers,
-                    data=body,
-                    allow_redirects=False,
-                    trace_request_ctx=attempt,
-                )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UpstreamUnreachable(f"{where} cannot be reached") from error
-        except TimeoutError as error:
-            raise UpstreamTimeout(f"{where} did not answer in {self._idle_timeout_s:g} s") from error
-        except (aiohttp.ClientConnectionError, ConnectionError) as error:
-            raise UpstreamDied(f"{where} closed the connection before it answered") from error
-        except aiohttp.ClientError as error:
-            raise UpstreamGarbage(f"{where} did not answer in HTTP") from error
+            return await connection.call(head, call.body, is_head=call.method == "HEAD", chunked=chunked)
+        except PeerIdle as fault:
+            raise UpstreamTimeout(f"{where} did not answer in {self._idle_timeout_s:g} s") from fault
+        except PeerGone as fault:
+            raise UpstreamDied(f"{where} closed the connection before it answered") from fault
+        except UploadBroken as fault:
+            raise BodyInvalid("The request body's framing is broken") from fault
+        except HttpFault as fault:
+            raise UpstreamGarbage(f"{where} did not answer in HTTP") from fault
 
 
-async def read_bounded(answer: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+async def read_bounded(received: Received, limit_bytes: int) -> bytes:
     """The whole body of an answer that is needed in memory.
 
     Raises:
         UpstreamError: broken off, or larger than `limit_bytes`.
     """
-    pieces = bytearray()
     try:
-        while piece := await answer.content.readany():
-            pieces += piece
-            if len(pieces) > limit_bytes:
-                raise UpstreamGarbage(f"The prefill endpoint's answer is larger than {limit_bytes} bytes")
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise UpstreamDied("The prefill endpoint broke off its answer") from error
-    return bytes(pieces)
+        return await received.body.whole(limit_bytes)
+    except BodyOverLimit as fault:
+        raise UpstreamGarbage(f"The prefill endpoint's answer is larger than {limit_bytes} bytes") from fault
+    except HttpFault as fault:
+        raise UpstreamDied("The prefill endpoint broke off its answer") from fault
