@@ -7,6 +7,7 @@ not recognised. Names are refused: a header must never cause a DNS look-up. No I
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from dataclasses import dataclass
 
@@ -63,6 +64,7 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@functools.lru_cache(4096)
 def canonical_host(text: str) -> str:
     """The one spelling of an IP address; IPv4-mapped IPv6 becomes IPv4.
 

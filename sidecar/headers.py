@@ -44,7 +44,10 @@ def response_headers(incoming: MultiMapping[str]) -> CIMultiDict[str]:
 
 def values_of(headers: MultiMapping[str], name: str) -> tuple[str, ...]:
     """All values of a list header: repeated lines and comma lists alike, without empty ones."""
-    parts = (part.strip() for line in headers.getall(name, ()) for part in line.split(","))
+    lines = headers.getall(name, ())
+    if not lines:
+        return ()
+    parts = (part.strip() for line in lines for part in line.split(","))
     return tuple(part for part in parts if part)
 
 

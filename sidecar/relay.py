@@ -66,9 +66,11 @@ async def _edit_events(received: Received, client: Answer, edit: UsageEdit, firs
     headers = response_headers(received.headers)
     headers.popall("Content-Length", None)
     _begin(received, client, headers)
+    client.flush()
     try:
         async for piece in edit.events(_pieces(received, first)):
             client.write(piece)
+            client.flush()
             await client.drained()
     except HttpFault as fault:
         client.break_off()

@@ -22,6 +22,8 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
+        self._seconds: dict[str, Histogram] = {}  # of legs
         self._requests = self._counter("requests", "Requests by plan and outcome.", "plan", "outcome")
         self._active = Gauge(
             "kvpull_sidecar_active_requests", "Requests being served now.", registry=self.registry
@@ -88,6 +90,14 @@ class Telemetry:
             registry=self.registry,
         )
 
+    def _count(self, counter: Counter, *labels: str) -> None:
+        """One more. Labels are from fixed sets, so what is looked up once is kept."""
+        key = (counter, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = counter.labels(*labels)
+        child.inc()
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvpull_sidecar_{name}", text, labels, registry=self.registry)
 
@@ -96,44 +106,46 @@ class Telemetry:
 
     def request_ended(self, plan: str, outcome: str) -> None:
         self._active.dec()
-        self._requests.labels(plan, outcome).inc()
+        self._count(self._requests, plan, outcome)
 
     def count_clients(self, count: Callable[[], float]) -> None:
         """`count` is asked at every scrape."""
         self._clients.set_function(count)
 
     def upstream_connection(self, to: str, event: str) -> None:
-        self._connections.labels(to, event).inc()
+        self._count(self._connections, to, event)
 
     def header_dropped(self, dropped: Dropped) -> None:
-        self._dropped.labels(dropped.header, dropped.reason).inc()
+        self._count(self._dropped, dropped.header, dropped.reason)
 
     def pull_requested(self, leg: str) -> None:
-        self._pulls.labels(leg).inc()
+        self._count(self._pulls, leg)
 
     def pull_ended(self, leg: str, outcome: str, cached_tokens: int) -> None:
-        self._pulls_ended.labels(leg, outcome).inc()
+        self._count(self._pulls_ended, leg, outcome)
         self._pull_cached.labels(leg).inc(cached_tokens)
 
     def suspected(self, part: str) -> None:
-        self._suspected.labels(part).inc()
+        self._count(self._suspected, part)
 
     def pull_skipped(self, reason: str) -> None:
-        self._skipped.labels(reason).inc()
+        self._count(self._skipped, reason)
 
     def client_params_removed(self) -> None:
         self._client_params.inc()
 
     def leg_ended(self, leg: str, outcome: str, seconds: float | None = None) -> None:
-        self._legs.labels(leg, outcome).inc()
+        self._count(self._legs, leg, outcome)
         if seconds is not None:
-            self._leg_seconds.labels(leg).observe(seconds)
+            if leg not in self._seconds:
+                self._seconds[leg] = self._leg_seconds.labels(leg)
+            self._seconds[leg].observe(seconds)
 
     def retried(self, kind: str) -> None:
-        self._retries.labels(kind).inc()
+        self._count(self._retries, kind)
 
     def fell_back(self, reason: str) -> None:
-        self._fallbacks.labels(reason).inc()
+        self._count(self._fallbacks, reason)
 
     def usage_corrected(self, count: int) -> None:
         self._usage.inc(count)

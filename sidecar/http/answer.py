@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from multidict import CIMultiDict
 
 from sidecar.http.body import Body
-from sidecar.http.message import LAST_CHUNK, Framing, HttpFault, RequestHead, answer_bytes, chunk
+from sidecar.http.message import LAST_CHUNK, Framing, HttpFault, RequestHead, answer_bytes
 
 _BODILESS: Final = frozenset({204, 304})
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -37,21 +37,22 @@ class AnswerChannel(Protocol):
 
 
 class Answer:
-    """What a client gets. Its methods write at once and never wait, but for `pour` and `drained`."""
+    """What a client gets. `begin`, `write` and `end` gather bytes, which `flush` sends at once."""
 
-    __slots__ = ("_channel", "_framing", "_head", "_left_bytes", "ended", "keep_alive", "status")
+    __slots__ = ("_channel", "_framing", "_head", "_left_bytes", "_out", "ended", "keep_alive", "status")
 
     def __init__(self, head: RequestHead, channel: AnswerChannel) -> None:
         self._head = head
         self._channel = channel
         self._framing = Framing.NONE
         self._left_bytes = 0
+        self._out: list[bytes] = []
         self.keep_alive = head.keep_alive
-        self.status: int | None = None  # once the head was written
+        self.status: int | None = None  # once the answer was begun
         self.ended = False
 
     def begin(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Write the head. Framing fields are added to `headers` here; a content-length is believed."""
+        """The head. Framing fields are added to `headers` here; a content-length is believed."""
         assert self.status is None, "an answer was started twice"
         self._framing = self._framing_of(status, headers)
         if self._framing is Framing.CHUNKED:
@@ -59,27 +60,34 @@ class Answer:
         self.keep_alive &= self._framing is not Framing.CLOSE and self._channel.may_be_kept
         if not self.keep_alive:
             headers["Connection"] = "close"
-        head = answer_bytes(status, reason, headers)
+        self._out.append(answer_bytes(status, reason, headers))
         self.status = status
-        self._channel.transport.write(head)
 
     def write(self, piece: bytes) -> None:
         """A piece of the body."""
         if self._framing is Framing.CHUNKED:
             if piece:
-                self._channel.transport.write(chunk(piece))
+                self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         elif self._framing is not Framing.NONE:
             self._left_bytes -= len(piece)
-            self._channel.transport.write(piece)
+            self._out.append(piece)
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        out = self._out
+        if out:
+            self._channel.transport.write(out[0] if len(out) == 1 else b"".join(out))
+            out.clear()
 
     def end(self) -> None:
-        """The body is complete. One that is shorter or longer than was said is broken off."""
+        """The body is complete, and sent. One that is shorter or longer than was said is broken off."""
         if self._framing is Framing.LENGTH and self._left_bytes:
             self.break_off()
             return
         self.ended = True
         if self._framing is Framing.CHUNKED:
-            self._channel.transport.write(LAST_CHUNK)
+            self._out.append(LAST_CHUNK)
+        self.flush()
 
     def whole(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
         """An answer that is here whole."""
@@ -90,7 +98,7 @@ class Answer:
         self.end()
 
     async def pour(self, body: Body, tap: Callable[[bytes], None] | None = None) -> None:
-        """Pass on the rest of `body` as it arrives, and end. `tap` sees every piece after it was written.
+        """Pass on the rest of `body` as it arrives, and end. `tap` sees every piece.
 
         Raises:
             HttpFault: it broke; the answer is not ended.
@@ -100,7 +108,9 @@ class Answer:
         channel.writes_from = body
         try:
             body.pipe(pouring, congested=channel.congested)
-            await pouring.done
+            if not self.ended:
+                self.flush()
+                await pouring.done
         finally:
             channel.writes_from = None
             body.discard()
@@ -112,6 +122,7 @@ class Answer:
 
     def break_off(self) -> None:
         """End the client's connection so that the answer cannot pass for complete."""
+        self.flush()
         transport = self._channel.transport
         if self.status is not None and self._framing is Framing.CLOSE:
             reset(transport)  # the end of the connection would be the end of the body
@@ -143,6 +154,9 @@ class _Pouring:
         self._write(piece)
         if self._tap is not None:
             self._tap(piece)
+
+    def flush(self) -> None:
+        self.answer.flush()
 
     def end(self) -> None:
         self.answer.end()

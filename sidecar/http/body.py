@@ -24,9 +24,13 @@ class Flow(Protocol):
 
 
 class Sink(Protocol):
-    """What a body is piped into: pieces, then either `end` or `fail`, all called by the connection."""
+    """What a body is piped into: pieces, then either `end` or `fail`, all called by the connection.
+
+    `flush`: no more pieces for now; what was written has to go out."""
 
     def write(self, piece: bytes) -> None: ...
+
+    def flush(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -84,6 +88,11 @@ class Body:
                 self._wake()
             elif self._size_bytes > self._limit_bytes:
                 self._wake()
+
+    def flush(self) -> None:
+        """All that has arrived was fed."""
+        if self._sink is not None:
+            self._sink.flush()
 
     def end(self) -> None:
         """The last piece has arrived."""

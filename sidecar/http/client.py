@@ -141,6 +141,8 @@ class ClientConnection(asyncio.Protocol):
             self._reader.feed(data)
         except BadMessage as fault:
             self.fail(fault)
+        if self._body is not None:
+            self._body.flush()
 
     def pause_writing(self) -> None:
         self._congested = True
@@ -216,6 +218,9 @@ class _Upload:
         connection = self._connection
         connection.moved_s = asyncio.get_running_loop().time()
         connection.transport.write(chunk(piece) if self._chunked else piece)
+
+    def flush(self) -> None:
+        """Nothing is kept here."""
 
     def end(self) -> None:
         if self._chunked:

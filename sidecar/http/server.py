@@ -134,6 +134,8 @@ class ServerConnection(asyncio.Protocol):
             self._reader.feed(data)
         except BadMessage as fault:
             self._malformed(fault)
+        if self._arriving is not None:
+            self._arriving.body.flush()
         if self._reader.upgraded:
             self._deaf = True
 
