@@ -16,7 +16,7 @@ from typing import Final
 from multidict import MultiMapping
 
 from sidecar.kv_params import Api
-from sidecar.usage import Usage, corrected, mentions_cached, read_usage
+from sidecar.usage import Usage, cached_mark, corrected, mentions_cached, read_usage
 
 MAX_LINE_BYTES: Final = 4 << 20
 MAX_WATCHED_BYTES: Final = 1 << 20  # of one line or document; a longer one is not looked at
@@ -125,6 +125,7 @@ class UsageWatch:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._mark = cached_mark(api)
         self._in_lines = True
         self._held = bytearray()
         self._overlong = False
@@ -138,6 +139,9 @@ class UsageWatch:
 
     def saw(self, piece: bytes) -> None:
         """A piece that has gone on."""
+        if self._in_lines and not self._held and piece.endswith(b"\n") and self._mark not in piece:
+            self._overlong = False  # whole lines without a figure: nearly all of a stream
+            return
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 if self._in_lines else 0
         if end:
             if not self._overlong:

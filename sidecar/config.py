@@ -49,8 +49,9 @@ class SidecarConfig:
     connect_timeout_s: float
     prefill_timeout_s: float  # all prefill attempts of a request together
     idle_timeout_s: float  # no byte moved in either direction of a leg
-    head_timeout_s: float  # a new connection's first request head
+    head_timeout_s: float  # a request's head
     body_timeout_s: float  # the client's whole body, where it has to be held
+    max_idle_per_host: int
     upstream_keepalive_s: float  # below the engine's own (uvicorn: 5 s)
     drain_timeout_s: float
     secure: bool  # TLS on the serving port
@@ -132,6 +133,7 @@ def _build(args: argparse.Namespace, env: Mapping[str, str]) -> SidecarConfig:
         idle_timeout_s=args.idle_timeout,
         head_timeout_s=args.head_timeout,
         body_timeout_s=args.body_timeout,
+        max_idle_per_host=args.max_idle_conns_per_host,
         upstream_keepalive_s=args.upstream_keepalive,
         drain_timeout_s=args.drain_timeout,
         secure=args.secure_proxy,

@@ -34,7 +34,6 @@ LEGS: Final = ("prefiller", "decoder")  # what `--enable-tls` may name
 _UNSUPPORTED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ec-connector": ("encoder disaggregation is not supported", ("",)),
     "decode-chunk-size": ("chunked decode is not supported", ("0",)),
-    "max-idle-conns-per-host": ("idle connections are closed by age, use --upstream-keepalive", ("1024",)),
 }
 _UNSUPPORTED_PREFIXES: Final = {"moriio-": "MoRI-IO is not supported"}
 _CONFIGURATION: Final = ("configuration", "configuration-file")
@@ -141,7 +140,7 @@ def _add_limits(parser: _Parser) -> None:
         "--head-timeout",
         type=positive_duration_flag_s,
         default=30.0,
-        help="for a new connection's first request head",
+        help="for a request's head to arrive",
     )
     add(
         "--body-timeout",
@@ -150,6 +149,7 @@ def _add_limits(parser: _Parser) -> None:
         help="to receive a body that is rewritten",
     )
     add("--upstream-keepalive", type=positive_duration_flag_s, default=3.0, help="below the engine's own")
+    add("--max-idle-conns-per-host", type=_count, default=1024, help="kept open to an engine between calls")
     add("--drain-timeout", type=positive_duration_flag_s, default=60.0, help="for open streams after SIGTERM")
 
 

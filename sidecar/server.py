@@ -143,6 +143,7 @@ class Sidecar:
             connect_timeout_s=config.connect_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
             keepalive_s=config.upstream_keepalive_s,
+            max_idle_per_host=config.max_idle_per_host,
             bind_host=bind_host,
             tls=ClientContexts(verify=verify) if leg in config.tls_legs else None,
         )

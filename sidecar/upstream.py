@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from multidict import CIMultiDict
 
@@ -38,8 +37,6 @@ from sidecar.http.message import (
 from sidecar.http.pool import ConnectionPool
 from sidecar.telemetry import Telemetry
 from sidecar.tracing.request import begin_leg
-
-MAX_IDLE_PER_HOST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class Upstream:
         connect_timeout_s: float,
         idle_timeout_s: float,
         keepalive_s: float,
-        max_idle_per_host: int = MAX_IDLE_PER_HOST,
+        max_idle_per_host: int,
         bind_host: str | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:

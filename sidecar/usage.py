@@ -31,6 +31,7 @@ _CACHED: Final[Mapping[Api, tuple[Path, ...]]] = {
     Api.RESPONSES: (_RESPONSES, ("response", *_RESPONSES)),  # the second in stream events
     Api.MESSAGES: (_MESSAGES, ("message", *_MESSAGES)),
 }
+_MARKS: Final = {api: paths[0][-1].encode() for api, paths in _CACHED.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,12 @@ class Usage:
 
 def mentions_cached(api: Api, text: bytes) -> bool:
     """Whether it is worth looking for a figure in `text`: cheap, never a false no."""
-    return _CACHED[api][0][-1].encode() in text
+    return cached_mark(api) in text
+
+
+def cached_mark(api: Api) -> bytes:
+    """The name of the figure in `api`'s answers, as it stands in their bytes."""
+    return _MARKS[api]
 
 
 def read_usage(api: Api, document: bytes) -> Usage | None:

@@ -159,12 +159,12 @@ class ServerConnection(asyncio.Protocol):
         has_body = head.framing is not Framing.NONE
         body = Body(self if has_body else None, self._continue if head.expects_continue else None)
         request = Request(head, body, Answer(head, self), self._remote)
+        if self._serving is not None and len(self._queue) >= MAX_PIPELINED:
+            raise BadMessage("too many requests at once")
         self._arriving = request
         if self._serving is None:
             self._serve(request)
             return
-        if len(self._queue) >= MAX_PIPELINED:
-            raise BadMessage("too many requests at once")
         self._queue.append(request)
         self._update_reading()
 
@@ -182,10 +182,12 @@ class ServerConnection(asyncio.Protocol):
 
     def _malformed(self, fault: BadMessage) -> None:
         _log.warning("refused a request that is not HTTP: %s", fault)
-        self._fault = fault
         self._deaf = True
         arriving, self._arriving = self._arriving, None
-        if arriving is not None:
+        if arriving is None:
+            self._fault = fault
+        else:  # its handler answers it
+            arriving.answer.keep_alive = False
             arriving.body.fail(fault)
         if self._serving is None:
             self._next()
@@ -212,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        return not (self._service.draining or self._deaf or self._owes_continue)
+        return not (self._service.draining or self._owes_continue)
 
     @property
     def _owes_continue(self) -> bool:
@@ -266,15 +268,15 @@ class ServerConnection(asyncio.Protocol):
     def _next(self) -> None:
         served, self._serving = self._serving, None
         if served is not None and not served.answer.keep_alive:
-            self._close_gently() if self._fault else self._close()
+            self._close_gently() if self._deaf else self._close()
         elif self._queue:
             request = self._queue.popleft()
             self._update_reading()
             self._serve(request)
         elif self._fault is not None:
             self._refuse(self._fault)
-        elif self._service.draining:
-            self._close()
+        elif self._service.draining or self._deaf:
+            self._close_gently()
         else:
             self._enter(State.HEAD if self._reader.in_message else State.IDLE)
 

@@ -122,7 +122,7 @@ def test_the_ranks_this_process_serves() -> None:
         (("--enable-tls", "prefiller,encoder"), "'encoder': encoder disaggregation is not supported"),
         (("--tls-insecure-skip-verify=all",), "'all': unknown, use prefiller or decoder"),
         (("--ec-connector", "ec-nixl"), "--ec-connector: encoder disaggregation"),
-        (("--max-idle-conns-per-host", "8"), "use --upstream-keepalive"),
+        (("--max-idle-conns-per-host", "0"), "--max-idle-conns-per-host"),
         (("--moriio-write-mode",), "--moriio-*: MoRI-IO is not supported"),
         (("--zap-log-level", "loud"), "'loud' is none of debug"),
         (("--configuration", "port: 1", "--configuration-file", "f"), "exclude each other"),
