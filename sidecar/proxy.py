@@ -158,9 +158,8 @@ class Proxy:
     def _error(self, request: Request, error: SidecarError) -> None:
         """Exactly one answer is ever started; one that has begun is broken off by its connection."""
         if request.answer.status is None:
-            _answer_json(
-                request, error.status, json_body(error), shutting_down=isinstance(error, ShuttingDown)
-            )
+            request.answer.keep_alive &= not isinstance(error, ShuttingDown | BodyTooSlow)
+            _answer_json(request, error.status, json_body(error), retry=isinstance(error, ShuttingDown))
 
     async def _serve(self, exchange: Exchange) -> None:
         if self.draining:
@@ -299,11 +298,10 @@ class Proxy:
             raise BodyInvalid("The request body's framing is broken") from fault
 
 
-def _answer_json(request: Request, status: int, body: bytes, *, shutting_down: bool = False) -> None:
+def _answer_json(request: Request, status: int, body: bytes, *, retry: bool = False) -> None:
     headers = CIMultiDict({"Content-Type": "application/json; charset=utf-8"})
-    if shutting_down:
+    if retry:
         headers["Retry-After"] = "1"
-        request.answer.keep_alive = False
     request.answer.whole(status, HTTPStatus(status).phrase, headers, body)
 
 

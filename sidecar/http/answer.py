@@ -17,7 +17,8 @@ from multidict import CIMultiDict
 from sidecar.http.body import Body
 from sidecar.http.message import LAST_CHUNK, Framing, HttpFault, RequestHead, answer_bytes
 
-_BODILESS: Final = frozenset({204, 304})
+_NO_CONTENT: Final = 204
+_BODILESS: Final = frozenset({_NO_CONTENT, 304})
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -57,6 +58,8 @@ class Answer:
         self._framing = self._framing_of(status, headers)
         if self._framing is Framing.CHUNKED:
             headers["Transfer-Encoding"] = "chunked"
+        elif status == _NO_CONTENT:
+            headers.popall("Content-Length", None)
         self.keep_alive &= self._framing is not Framing.CLOSE and self._channel.may_be_kept
         if not self.keep_alive:
             headers["Connection"] = "close"

@@ -154,19 +154,18 @@ class Body:
     def pipe(self, sink: Sink, *, congested: bool = False) -> None:
         """Give everything to `sink`, now and as it arrives. `congested`: `release` is to come."""
         self._want()
-        if self._pieces:
-            sink.write(self._take(release=False))
-        if self.ended:
-            if self.fault is None:
-                sink.end()
-            else:
-                sink.fail(self.fault)
-            return
-        self._sink = sink
         if congested:
             self.hold()
         else:
             self.release()
+        if self._pieces:
+            sink.write(self._take(release=False))  # may hold it, too
+        if not self.ended:
+            self._sink = sink
+        elif self.fault is None:
+            sink.end()
+        else:
+            sink.fail(self.fault)
 
     def discard(self) -> None:
         """Nobody wants the rest."""

@@ -79,6 +79,8 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             HttpFault: `PeerGone`, `PeerIdle`, `BadMessage`, or `UploadBroken` by `body`.
         """
+        if self.lost:
+            raise PeerGone
         answered: asyncio.Future[Received] = self._loop.create_future()
         self._answered = answered
         self._reader.head_only = is_head

@@ -62,7 +62,8 @@ class ConnectionPool:
                 ssl=context,
                 local_addr=self._local,
             )
-        self._addresses[connection] = address
+        if not connection.lost:
+            self._addresses[connection] = address
         return connection
 
     def give_back(self, connection: ClientConnection) -> None:

@@ -320,8 +320,14 @@ class ServerConnection(asyncio.Protocol):
             case State.CLOSING:
                 unsent = self.transport.get_write_buffer_size() > 0
                 overdue = in_state_s > (service.idle_s if unsent else LINGER_S)
-        if overdue:
+        if not overdue:
+            return
+        if self._state is State.CLOSING:
             self.transport.abort()
+        elif self._state is State.REST:
+            self._close_gently()
+        else:
+            self._close()
 
     def _close(self) -> None:
         self._enter(State.CLOSING)

@@ -27,9 +27,12 @@ class Sink:
 
     def __init__(self) -> None:
         self.got: list[bytes | HttpFault | None] = []
+        self.full: Body | None = None  # what to hold at the first piece
 
     def write(self, piece: bytes) -> None:
         self.got.append(piece)
+        if self.full is not None:
+            self.full.hold()
 
     def flush(self) -> None: ...
 
@@ -110,6 +113,14 @@ def test_a_pipe_gets_everything_once_and_holds_the_connection() -> None:
     body.release()
     body.end()
     assert sink.got == [b"ab", b"c", None]
+
+
+def test_a_sink_that_is_full_at_once_stays_so() -> None:
+    flow, sink = Flow(), Sink()
+    body = sink.full = Body(flow)
+    body.feed(b"x" * (HIGH_WATER_BYTES + 1))
+    body.pipe(sink)
+    assert flow.paused
 
 
 @pytest.mark.parametrize("broken", [False, True])
