@@ -10,7 +10,7 @@ from epp.core.approx_prefix import ApproxSettings
 from epp.core.disagg import DisaggProfileHandler, ProfileHandler
 from epp.core.endpoint_picker import PickerSettings
 from epp.core.load_ledger import LoadEstimate
-from epp.core.plugin import Follower, HeaderReader
+from epp.core.plugin import Follower, HeaderReader, LooksAhead, SourceChooser
 from epp.core.source_selector import SourceProducer
 from epp.plugins import producers
 from epp.plugins.plugin_type import PLACED, PRECISE, Data
@@ -36,6 +36,8 @@ def build_settings(
         estimate=_estimate(wiring),
         followers=tuple(o for o in objects if isinstance(o, Follower)),
         header_names=frozenset().union(*readers),
+        looks_ahead=any(o.looks_ahead for o in objects if isinstance(o, LooksAhead)),
+        source_choosers=tuple(o for o in objects if isinstance(o, SourceChooser)),
     )
 
 

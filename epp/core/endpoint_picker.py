@@ -21,9 +21,10 @@ from epp.core.disagg import Placement, ProfileHandler, split_by_role
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.outlook import Outlook
 from epp.core.picker_results import EndpointSnapshot as EndpointSnapshot
 from epp.core.picker_results import make_decision, snapshots
-from epp.core.plugin import Follower, SaturationDetector
+from epp.core.plugin import Follower, SaturationDetector, SourceChooser
 from epp.core.scraped_metrics import ScrapedMetrics
 from epp.core.source_selector import SourceProducer, SourceSelector
 from epp.core.types import (
@@ -59,6 +60,8 @@ class PickerSettings:
     estimate: LoadEstimate = BY_ENGINE_REPORTS
     followers: tuple[Follower, ...] = ()  # plugins that remember where requests went
     header_names: frozenset[str] = frozenset()  # request headers that plugins read
+    looks_ahead: bool = False  # some plugin reads an outlook
+    source_choosers: tuple[SourceChooser, ...] = ()
 
     @property
     def pull_lease_s(self) -> float:
@@ -172,13 +175,17 @@ class EndpointPicker:
         """
         self.expire(now_s)
         look_up, placed, candidates = self._candidates(request, now_s)
-        context = ScheduleContext(request, now_s, random.Random(request.request_id))
+        outlook = Outlook(request, candidates, self._sources, now_s) if self._settings.looks_ahead else None
+        context = ScheduleContext(request, now_s, random.Random(request.request_id), outlook=outlook)
         placement = self._settings.handler.place(context, candidates)
         computing = placement.computing
         refused_peers = self._sources.refused_by(computing, now_s)
-        choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
+        only = self._intended_source(context, computing)
+        choice = self._sources.choose(request, candidates, computing, refused_peers, now_s, only)
         headers = self._tell_followers(context, candidates, placement)
-        decision = make_decision(decision_id, request, placement, computing, choice, refused_peers, headers)
+        decision = make_decision(
+            decision_id, request, placement, computing, choice, refused_peers, headers, outlook
+        )
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
         endpoints = (decision.computing, decision.destination.id)
@@ -231,6 +238,8 @@ class EndpointPicker:
             estimate=settings.estimate,
             followers=settings.followers,
             header_names=settings.header_names,
+            looks_ahead=settings.looks_ahead,
+            source_choosers=settings.source_choosers,
         )
         self._sources.set_producer(settings.source_producer)
 
@@ -292,6 +301,11 @@ class EndpointPicker:
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:
             self._approx.forget(endpoint_id)
+
+    def _intended_source(self, context: ScheduleContext, computing: Candidate) -> EndpointId | None:
+        """Of the first plugin that has a wish."""
+        wishes = (p.intended_source(context, computing) for p in self._settings.source_choosers)
+        return next((wish for wish in wishes if wish is not None), None)
 
     def _tell_followers(
         self, context: ScheduleContext, candidates: Sequence[Candidate], placement: Placement

@@ -13,7 +13,7 @@ import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from engine_plugin.identity import EndpointId
 from epp.core.decision_record import DecisionRecord
@@ -64,6 +64,13 @@ class _Bounded(Generic[K, V]):
 
 
 Pair = tuple[EndpointId, EndpointId]  # source, destination
+
+
+class ComputeCost(NamedTuple):
+    """What a request takes on an idle engine: the part that each pays, and the part of its tokens."""
+
+    floor_ms: float
+    tokens_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,16 @@ class PullCosts:
             cold_ms=cold_ms,
             sure=pull.sure and estimate.sure,
         )
+
+    def compute(
+        self, row: Candidate, tokens: int, held_tokens: int, terms: SourcePolicy, now_s: float
+    ) -> ComputeCost | None:
+        """Of computing `tokens` of a prompt after `held_tokens` that are there. None: nothing is known."""
+        found = self._estimate_computing(row.endpoint.id, tokens, held_tokens, terms.recompute_seed, now_s)
+        if found is None:
+            return None
+        estimate, weighted_tokens = found
+        return ComputeCost(estimate.line.floor_ms, estimate.line.slope * weighted_tokens)
 
     def _bytes_per_token(self, endpoint: EndpointId, seed: PullCurve | None) -> float:
         """1 until known: then sizes are tokens, and so is the seed's slope."""
