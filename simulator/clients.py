@@ -129,7 +129,12 @@ class Conversations:
         rng = random.Random(f"conversations {seed}")  # the same texts in every run
         stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
         texts = [self._text(rng, script) for script in scripts]
-        waiting = iter([_Conversation(self, fleet, stage, s, t) for s, t in zip(scripts, texts, strict=True)])
+        waiting = iter(
+            [
+                _Conversation(self, fleet, stage, s, t, f"{name} {n}")
+                for n, (s, t) in enumerate(zip(scripts, texts, strict=True))
+            ]
+        )
 
         def begin_next() -> None:
             following = next(waiting, None)
@@ -149,8 +154,15 @@ class Conversations:
 
 class _Conversation:
     def __init__(
-        self, rules: Conversations, fleet: Fleet, stage: Stage, script: Script, text: array[int]
+        self,
+        rules: Conversations,
+        fleet: Fleet,
+        stage: Stage,
+        script: Script,
+        text: array[int],
+        session: str,
     ) -> None:
+        self._session = session
         self._rules, self._fleet, self._stage, self._script = rules, fleet, stage, script
         self._text = text
         self._position = 0  # in the text
@@ -170,6 +182,7 @@ class _Conversation:
                 len(tokens) - turn.output_tokens,
                 turn.output_tokens,
                 tag=f"turn {self._number}",
+                session=self._session,
                 timeout_s=self._rules.timeout_s,
                 then=self._ended,
             )

@@ -15,6 +15,8 @@ from simulator.requests import EngineRequest, Record
 if TYPE_CHECKING:
     from simulator.fleet import Fleet
 
+SESSION_HEADER = "x-session-id"
+
 
 class RequestLife:
     """One request from the client's first byte to its last."""
@@ -37,7 +39,8 @@ class RequestLife:
             return
         fleet, record = self.fleet, self.record
         tokens = self.content.tokens[: record.prompt_tokens]
-        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens)
+        headers = {SESSION_HEADER: record.session} if record.session else {}
+        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens, headers=headers)
         try:
             decision = fleet.picker.schedule(request, fleet.timeline.now_s, record.request_id)
         except NoEndpoints:
@@ -130,6 +133,7 @@ class RequestLife:
             self.leg[0].abandon(self.leg[1])
         if self.decision is not None:
             fleet.picker.release(record.request_id, _outcome(record))
+            fleet.orders.carry_out()
         if self.then is not None:
             self.then(record)
 

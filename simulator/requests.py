@@ -22,6 +22,7 @@ class Record:
     sent_s: float
     prompt_tokens: int
     output_tokens: int
+    session: str = ""  # what its client calls the conversation; "": it does not say
     endpoint: str = ""  # destination
     computing: str = ""
     source: str = ""
@@ -59,6 +60,7 @@ class EngineRequest:
     on_pull_end: Callable[[EngineRequest, str, int, int], None] | None = None
     source: SimulatedEngine | None = None
     handed_over: bool = False  # the source is the prefill leg: no pull of the picker's
+    ordered: bool = False  # a pull ahead of any request: nobody waits for it
     decision: SchedulingDecision | None = None
     computed: int = 0  # tokens on the device
     generated: int = 0

@@ -1,0 +1,54 @@
+"""What the picker orders ahead of a request, carried out in virtual time: pulls that nobody waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.prompts import Content
+from simulator.requests import EngineRequest, Record
+
+if TYPE_CHECKING:
+    from simulator.fleet import Fleet
+
+
+class Orders:
+    """Of one fleet. `moved_tokens` are those that came by order."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.count = 0
+        self.moved_tokens = 0
+
+    def carry_out(self) -> None:
+        """Begin what the picker has ordered since the last call."""
+        turns = self._fleet.picker.next_turns
+        for ask in turns.take() if turns is not None else ():
+            target, source = self._fleet.engines[ask.target], self._fleet.engines[ask.source]
+            size = target.shape.block_tokens
+            content = Content.of(ask.token_ids, size)
+            names = content.names[: len(ask.token_ids) // size]
+            held = len(target.cache.cpu.prefix(names))
+            tokens = len(names) * size
+            record = Record(ask.order_id, "order", self._fleet.timeline.now_s, tokens + 1, 0)
+            request = EngineRequest(
+                record,
+                content,
+                tokens + 1,
+                0,
+                lambda _: None,
+                lambda _request, _complete: None,
+                self._ended,
+                source,
+                ordered=True,
+            )
+            self.count += 1
+            if held < len(names) and source.alive and target.alive:
+                self._fleet.pulls.begin(target, request, held)
+            else:
+                self._ended(request, "local", 0, 0)
+
+    def _ended(self, request: EngineRequest, reason: str, asked: int, received: int) -> None:
+        turns = self._fleet.picker.next_turns
+        self.moved_tokens += received
+        if turns is not None:
+            turns.finished(request.record.request_id)
