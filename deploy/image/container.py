@@ -20,6 +20,8 @@ from typing import Any
 USER = 65532
 _SHARED = ("network",)  # of the machine, so that probes reach it over loopback; no cgroup limits either
 _NAMESPACES = ("mount", "pid", "ipc", "uts")
+# crun refuses cgroups of two versions side by side; it manages none here, so it is shown one of them
+_ONE_CGROUP = ("unshare", "--mount", "sh", "-c", 'mount -t cgroup2 none /sys/fs/cgroup; exec "$@"', "crun")
 _STOP_TIMEOUT_S = 60
 _DEVICES = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
 
@@ -34,7 +36,7 @@ class Container:
     state: Path = field(repr=False)
 
     def crun(self, *arguments: str) -> list[str]:
-        return ["crun", "--cgroup-manager=disabled", f"--root={self.state}", *arguments]
+        return _crun(self.state, *arguments)
 
     @property
     def pid(self) -> int:
@@ -69,7 +71,7 @@ def running(
     output, state = folder / "output", folder / "state"
     (folder / "config.json").write_text(json.dumps(configuration(root, image, arguments, mounts)))
     with output.open("wb") as file:
-        command = ["crun", "--cgroup-manager=disabled", f"--root={state}", "run", f"--bundle={folder}", name]
+        command = _crun(state, "run", f"--bundle={folder}", name)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     container = Container(name, process, output, state)
     try:
@@ -85,12 +87,18 @@ def running(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _crun(state: Path, *arguments: str) -> list[str]:
+    return [*_ONE_CGROUP, "crun", "--cgroup-manager=disabled", f"--root={state}", *arguments]
+
+
 def configuration(
     root: Path, image: Mapping[str, Any], arguments: list[str], mounts: Mapping[str, Path]
 ) -> dict[str, Any]:
     """The OCI runtime's config.json."""
     uid, _, gid = str(image.get("User", "")).partition(":")
-    nothing: dict[str, list[str]] = {kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")}
+    nothing: dict[str, list[str]] = {
+        kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")
+    }
     return {
         "ociVersion": "1.0.2",
         "root": {"path": str(root), "readonly": True},

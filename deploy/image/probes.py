@@ -90,7 +90,7 @@ def probe_sidecar(root: Path, image: Mapping[str, Any]) -> list[str]:
         arguments += ["--enable-ssrf-protection=false"]
         with started("kvpull-sidecar", root, image, arguments, folder) as container:
             begun = time.monotonic()
-            wait("its port", container, lambda: _get(f"http://{_HOST}:{port}/health") == b"")
+            wait("its port", container, lambda: b"ok" in _get(f"http://{_HOST}:{port}/health"))
             seen = [f"serves after {time.monotonic() - begun:.1f} s"]
             echoed = _get(f"http://{_HOST}:{port}/v1/completions", _BODY)
             check(json.loads(echoed) == json.loads(_BODY), container, f"the engine got {echoed!r}")
@@ -211,6 +211,8 @@ def _engine() -> Iterator[int]:
 
 
 class _Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
         self._answer(b"")
 

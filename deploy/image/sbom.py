@@ -26,8 +26,7 @@ def python_components() -> Iterator[dict[str, Any]]:
     yield _component("python", version, f"pkg:generic/python@{version}", "PSF-2.0")
     for found in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()
-        said = found.metadata
-        licence = said["License-Expression"] if "License-Expression" in said else ""
+        licence = ", ".join(found.metadata.get_all("License-Expression", []))
         yield _component(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}", licence)
 
 

@@ -77,7 +77,8 @@ def test_the_sidecar_takes_its_arguments(case: str, key: Path) -> None:
 def test_doctor_and_calibration_take_their_arguments() -> None:
     manifests = chart.render(chart.case("everything"))
     doctor = parser().parse_args(chart.container(manifests, "doctor")["args"])
-    assert doctor.url == ["http://kv-epp.llm.svc.cluster.local:9090"]
+    assert doctor.url is None
+    assert doctor.replicas_of == ["http://kv-epp-siblings.llm.svc.cluster.local:9090"]
     assert (doctor.gateway, doctor.sidecar_metrics_port, doctor.passive) == (
         "http://gateway.example.com",
         8100,
@@ -96,6 +97,24 @@ def test_doctor_and_calibration_take_their_arguments() -> None:
     assert passive.passive
     through = parser().parse_args(chart.container(chart.render(chart.case("standalone")), "doctor")["args"])
     assert through.gateway == "http://kv-proxy.llm.svc.cluster.local:8081"
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_the_doctor_asks_every_picker(snapshots: bool) -> None:
+    """The headless Service has them all, standbys included; one picker has no need of it."""
+    values = {
+        "router": {"epp": {"replicas": 2, "haMode": "active-passive"}},
+        "snapshots": {"enabled": snapshots},
+    }
+    manifests = chart.minimal(values)
+    (url,) = parser().parse_args(chart.container(manifests, "doctor")["args"]).replicas_of
+    service = chart.find(manifests, "Service", "-siblings")
+    assert url == f"http://{service['metadata']['name']}.llm.svc.cluster.local:9090"
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert ports == {"http-metrics": 9090} | ({"snapshots": 9004} if snapshots else {})
+    one = parser().parse_args(chart.container(chart.minimal(), "doctor")["args"])
+    assert (one.url, one.replicas_of) == (["http://kv-epp.llm.svc.cluster.local:9090"], None)
 
 
 def test_images_start_what_the_arguments_are_for() -> None:

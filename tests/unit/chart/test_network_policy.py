@@ -108,7 +108,12 @@ def test_what_a_picker_may_ask() -> None:
 
 @pytest.mark.parametrize(
     ("url", "port"),
-    [("http://c:4318", 4318), ("https://c.example.com/otlp", 443), ("http://c", 80), ("http://[fd00::1]:99", 99)],
+    [
+        ("http://c:4318", 4318),
+        ("https://c.example.com/otlp", 443),
+        ("http://c", 80),
+        ("http://[fd00::1]:99", 99),
+    ],
 )
 def test_pickers_reach_the_collector_and_only_if_there_is_one(url: str, port: int) -> None:
     def ports(values: dict[str, Any]) -> list[int]:
