@@ -11,7 +11,7 @@ SOURCES := epp sidecar engine_plugin deploy simulator tests benchmarks setup.py
 export UCX_NET_DEVICES ?= lo
 export UCX_TLS ?= tcp
 
-.PHONY: demo up test test-unit test-engine lint format chart lock soak bench clean
+.PHONY: demo up test test-unit test-engine test-cluster lint format chart image lock soak bench clean
 
 demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
 	@$(BIN)/python -m deploy.local demo
@@ -29,6 +29,9 @@ test-engine: $(STAMP)  ## the same against a real vLLM on the CPU (made in .venv
 	@PYTHON=$(PYTHON) sh requirements/vllm-setup.sh
 	$(BIN)/python -m pytest -q tests/engine
 
+test-cluster: $(STAMP)  ## tests/integration/cluster; in the real cluster of KUBECONFIG if KVPULL_TEST_CLUSTER names its context
+	$(BIN)/python -m pytest -q tests/integration/cluster
+
 lint: $(STAMP)  ## ruff, mypy --strict, import contracts, Dockerfile
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
@@ -44,10 +47,14 @@ format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+image: $(STAMP)  ## build both images with buildah, start and probe them (root; exit status 2: tools are missing)
+	$(BIN)/python -m deploy.image
+
 soak: $(STAMP)  ## reliability under load and faults, with figures
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.soak_sidecar
 	$(BIN)/python -m benchmarks.soak_transport
+	$(BIN)/python -m deploy.image || [ $$? -eq 2 ]
 
 bench: $(STAMP)  ## make bench NAME=x runs benchmarks/x.py
 	$(BIN)/python -m benchmarks.$(NAME)

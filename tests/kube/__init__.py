@@ -5,5 +5,5 @@ log, with bookmarks, time-outs, initial events and 410 after compaction; selecto
 or leave one; conflicts, generations, finalizers, graceful deletion of pods; merge, strategic, JSON and
 apply patches; CRDs with their structural schema; RBAC by token; discovery, both forms.
 Not modelled: controllers, admission and defaulting, CEL, keyed-list ownership in apply, exec, logs,
-impersonation. The real kubectl is its conformance client (tests/integration/kube/test_kubectl.py).
+impersonation. The real kubectl is its conformance client (tests/integration/cluster).
 """

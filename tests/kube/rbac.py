@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,12 @@ class Authority:
         self._store = store
         self.tokens: dict[str, str] = {}
         self.anonymous = ""  # who asks without a token; "": nobody may (kubectl sends none over plain HTTP)
+
+    def issue(self, namespace: str, account: str) -> str:
+        """A new token of a ServiceAccount. From now on the server wants one of everybody."""
+        token = secrets.token_urlsafe(24)
+        self.tokens[token] = f"system:serviceaccount:{namespace}:{account}"
+        return token
 
     def user(self, authorization: str) -> str:
         """Raises ApiFault 401 for a token that is unknown, or no more."""

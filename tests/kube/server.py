@@ -25,6 +25,7 @@ from tests.kube.store import Store
 from tests.kube.watching import WatchStream, truthy
 
 CRD_FILE = Path(__file__).parent / "crds.yaml"
+NEVER = "2099-01-01T00:00:00Z"
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -81,13 +82,16 @@ class KubeServer:
     def count(self, verb: str, plural: str) -> int:
         return sum(1 for seen in self.requests if (seen.verb, seen.plural) == (verb, plural))
 
-    def write_kubeconfig(self, path: Path, *, token: str = "", namespace: str = "default") -> Path:
-        """For clients of this server."""
+    def write_kubeconfig(
+        self, path: Path, *, token: str = "", namespace: str = "default", authority: Path | None = None
+    ) -> Path:
+        """For clients of this server. `authority`: the file that its certificate is checked with."""
         user = {"token": token} if token else {}
+        trust = {"certificate-authority": str(authority)} if authority else {}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.url} | trust}],
             "users": [{"name": "u", "user": user}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
             "current-context": "x",
@@ -131,6 +135,8 @@ class KubeServer:
             return await self._watch(request, target, query)
         if verb == "list":
             return self._list(target, query)
+        if target.sub == "token":
+            return self._issue(target)
         body = await _body(request)
         return self._write(verb, target, request, body) if verb != "get" else self._get(target)
 
@@ -207,6 +213,14 @@ class KubeServer:
             new = patches.merge(old, body, strategic="strategic" in request.content_type)
         return _json(self.store.update(key, namespace, name, new, status_only=status_only, dry=dry))
 
+    def _issue(self, target: Target) -> web.Response:
+        """A token of a ServiceAccount; for how long and for whom it is asked is not looked at."""
+        self.store.get(target.key, target.namespace, target.name)
+        token = self.authority.issue(target.namespace, target.name)
+        status = {"token": token, "expirationTimestamp": NEVER}
+        kind = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1"}
+        return _json(kind | {"metadata": {}, "spec": {"audiences": []}, "status": status}, status=201)
+
     def _apply(self, target: Target, request: web.Request, body: Any, *, dry: bool) -> web.Response:
         table = self.store.table(target.key)
         manager, force = request.query.get("fieldManager", "unknown"), truthy(request.query.get("force"))
@@ -228,7 +242,7 @@ def _target(parts: list[str]) -> Target | None:
     if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
     plural, name, sub, *more = [*rest, "", ""][: max(3, len(rest))]
-    if more or sub not in ("", "status"):
+    if more or sub not in ("", "status", "token"):
         raise not_found()
     return Target((group, version, plural), namespace, name, sub)
 

@@ -170,6 +170,8 @@ class Store:
             raise ApiFault(409, "Conflict", "the UID in the precondition is not that of the object")
         if dry:
             return old
+        if key == kinds.NAMESPACES.key:
+            self._empty(name)
         where = (namespace if table.kind.namespaced else "", name)
         if not _waits(table.kind, old) or (now and not old["metadata"].get("finalizers")):
             return self._put(table, where, old, "DELETED")
@@ -178,6 +180,12 @@ class Store:
         new = copy.deepcopy(old)
         new["metadata"] |= {"deletionTimestamp": self._time(), "deletionGracePeriodSeconds": 30}
         return self._put(table, where, new, "MODIFIED")
+
+    def _empty(self, namespace: str) -> None:
+        """What a namespace holds goes with it, at once and whatever waits for whom."""
+        for table in list(self.tables.values()):
+            for where in [where for where in table.objects if where[0] == namespace and where[0]]:
+                self._put(table, where, table.objects[where], "DELETED")
 
     def _put(self, table: Table, where: Key, obj: dict[str, Any], change: str) -> dict[str, Any]:
         self.revision += 1

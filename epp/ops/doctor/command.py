@@ -16,6 +16,7 @@ from epp.ops.doctor.examine import examine, has_fault
 from epp.ops.doctor.facts import Facts
 from epp.ops.doctor.gather import Asking, gather_engines, gather_pickers, gather_settled, gather_shm
 from epp.ops.doctor.probe import Prober
+from epp.ops.doctor.replicas import replica_urls
 from epp.ops.doctor.report import as_json, lines
 from sidecar.routing_auth import load_routing_key
 
@@ -23,7 +24,7 @@ from sidecar.routing_auth import load_routing_key
 def doctor(arguments: argparse.Namespace) -> int:
     """0: no fault; 1: faults; 3: no picker could be asked. Raises ConfigError."""
     asking = Asking(
-        urls=[base_url(url) for url in arguments.url or [DEFAULT_URL]],
+        urls=_pickers(arguments),
         token=read_token(arguments.token_file),
         sidecar_metrics_port=arguments.sidecar_metrics_port,
         model=arguments.model,
@@ -37,6 +38,13 @@ def doctor(arguments: argparse.Namespace) -> int:
         print("kvpull: no picker could be asked", file=sys.stderr)
         return 3
     return int(has_fault(checks))
+
+
+def _pickers(arguments: argparse.Namespace) -> list[str]:
+    """Every picker once, in the order of the command line."""
+    urls = [base_url(url) for url in arguments.url or ()]
+    urls += [found for url in arguments.replicas_of or () for found in replica_urls(url)]
+    return list(dict.fromkeys(urls)) or [DEFAULT_URL]
 
 
 async def _gather(

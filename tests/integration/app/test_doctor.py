@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from epp import cli
 from epp.debug import MAX_PROBE_BYTES, build_debug_app, token_digest
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.pages import listed
+from epp.ops.doctor.replicas import replica_urls
 from epp.thresholds.in_force import ThresholdState
 from tests.unit.core.rows import info
 from tests.unit.core.test_endpoint_picker import Pool
@@ -198,6 +200,51 @@ async def test_a_picker_that_cannot_be_asked(
     assert said in printed.out
     assert "FAULT pickers" in printed.out
     assert TOKEN not in printed.out + printed.err
+
+
+async def test_every_picker_behind_a_name_is_asked(
+    serve: Serve, token_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two answer at two addresses, the third is dead: a Service would have shown one of them."""
+    port = aiohttp.client.URL(await serve(picker_of())).port
+    second = TestServer(picker_of(), host="127.0.0.2", port=port)
+    await second.start_server(access_log=None, shutdown_timeout=0.1)
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (3, 1, 2, 1)]
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        return addresses if host == "epp.test" else resolve(host, *rest, **more)
+
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        asked = (
+            "--replicas-of",
+            f"http://epp.test:{port}",
+            "--token-file",
+            token_file,
+            "--passive",
+            "--json",
+        )
+        status = await kvpull(*asked)
+    finally:
+        await second.close()
+    rows = json.loads(capsys.readouterr().out)
+    said = json.dumps(next(row for row in rows["checks"] if row["name"] == "pickers"))
+    assert status == 1
+    assert "refused" in said
+    assert all(said.count(f"http://127.0.0.{n}:{port}") == 1 for n in (1, 2, 3)), said  # 1 and 2 know nobody
+
+
+def test_addresses_stand_where_the_name_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::2", 9090, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert replica_urls("http://epp.test:9090/") == ["http://[fd00::2]:9090"]
+
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert replica_urls("http://epp.test:9090") == ["http://epp.test:9090"]
 
 
 async def test_the_token_goes_to_pickers_only(serve: Serve, token_file: str) -> None:

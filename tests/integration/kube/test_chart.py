@@ -1,4 +1,7 @@
-"""The life of the chart with the real helm at the API server double: from install to uninstall."""
+"""The life of the chart with the real helm, where it takes the API server double to see it.
+
+From install to uninstall, as any cluster shows it: tests/integration/cluster/test_release.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from epp.siblings.tls import MutualTls
 from tests.kube import chart, kinds
@@ -71,26 +73,6 @@ def values(**more: Any) -> dict[str, Any]:
     return chart.merged(chart.MINIMAL, more)
 
 
-async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
-    await release.install(values(thresholds={"spec": {"default": {"minCachedTokenDelta": 1024}}}))
-    first, thresholds = release.template(), release.get(kinds.CONFIG_MAPS.key, "kv-epp-thresholds")["data"]
-    pool = release.get(kinds.INFERENCE_POOLS, "kv")["spec"]
-    assert pool["endpointPickerRef"]["name"] == "kv-epp"
-    await release.upgrade(values(thresholds={"spec": {"default": {"minCachedTokenDelta": 4096}}}))
-    assert release.get(kinds.CONFIG_MAPS.key, "kv-epp-thresholds")["data"] != thresholds
-    assert release.template() == first  # nothing rolls
-    await release.upgrade(values(router={"epp": {"pluginsConfigFile": "load-first.yaml", "replicas": 3}}))
-    assert release.template() != first
-    assert ("ConfigMap", "kv-epp-thresholds") not in release.left()
-    await release.helm.run("rollback", "kv", "1")
-    assert release.template() == first
-    assert release.get(kinds.CONFIG_MAPS.key, "kv-epp-thresholds")["data"] == thresholds
-    history = json.loads(await release.helm.run("history", "kv", "-o", "json"))
-    assert [(e["revision"], e["status"]) for e in history][-1] == (4, "deployed")
-    await release.helm.run("uninstall", "kv")
-    assert release.left() == []
-
-
 async def test_everything_installs_and_goes(release: Release) -> None:
     await release.install(EVERYTHING)
     left = set(release.left())
@@ -104,18 +86,6 @@ async def test_everything_installs_and_goes(release: Release) -> None:
     assert jobs == {"kv-calibrate-2"}  # a Job cannot be changed: the next revision has its own
     await release.helm.run("uninstall", "kv")
     assert release.left() == []
-
-
-async def test_keys_are_made_once(release: Release) -> None:
-    """Another key at an upgrade would cut off every sidecar and engine that has the old one."""
-    await release.install(values(router={"epp": {"replicas": 2}}))
-    keys, certificates = release.secret("kv-keys"), release.secret("kv-epp-sibling-tls")
-    assert keys.keys() == {"routing-key", "debug-token", "peer-key", "salt-key"}
-    assert len({*keys.values()}) == 4
-    assert all(len(key) == 43 for key in keys.values())
-    await release.upgrade(values(router={"epp": {"replicas": 3}}))
-    assert release.secret("kv-keys") == keys
-    assert release.secret("kv-epp-sibling-tls") == certificates
 
 
 async def test_a_key_that_is_missing_is_added_and_the_others_stay(release: Release) -> None:
@@ -164,23 +134,6 @@ async def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -
         found = writer.get_extra_info("peercert")["subjectAltName"][0][1]
         writer.close()
     return str(found)
-
-
-async def test_a_config_map_that_was_applied_by_hand_survives_upgrades(
-    release: Release, kubectl: Kubectl
-) -> None:
-    """Without thresholds.spec the ConfigMap is the operator's."""
-    await release.install(values())
-    document = {
-        "apiVersion": "kvpull/v1alpha1",
-        "kind": "PullThresholds",
-        "spec": {"default": {"enabled": False}},
-    }
-    applied = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kv-epp-thresholds"}}
-    applied["data"] = {"pull.yaml": yaml.safe_dump(document)}  # type: ignore[assignment]
-    await kubectl.run("apply", "-f", "-", stdin=json.dumps(applied))
-    await release.upgrade(values(router={"epp": {"replicas": 2}}))
-    assert release.get(kinds.CONFIG_MAPS.key, "kv-epp-thresholds")["data"] == applied["data"]
 
 
 async def test_notes_say_what_to_do_next(release: Release) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.integration.kube.test_kubectl import POOL
+from tests.integration.cluster.test_kubectl import POOL
 from tests.kube import kinds
 from tests.kube.kubectl import Kubectl
 from tests.kube.server import KubeServer

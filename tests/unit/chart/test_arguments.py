@@ -11,10 +11,19 @@ import pytest
 from deploy.helm import flag_schemas
 from epp.cli import parser
 from sidecar.config import SidecarConfig, parse_config
+from sidecar.tracing.settings import read_settings
 from tests.kube import chart
 from tests.kube.chart import CASES, ChartRefused, Manifest
 
 POD_IP = {"POD_IP": "10.0.0.9"}
+# router.epp.metricsDataSource; those who come with the flags may keep them in router.epp.flags
+SCRAPING = frozenset(
+    {
+        "model-server-metrics-scheme",
+        "model-server-metrics-path",
+        "model-server-metrics-https-insecure-skip-verify",
+    }
+)
 
 
 def names(arguments: list[str]) -> set[str]:
@@ -44,7 +53,7 @@ def test_the_picker_takes_its_arguments(case: str) -> None:
     manifests = chart.render(chart.case(case))
     arguments = epp(manifests)
     given = chart.case(case)["router"].get("epp", {}).get("flags", {})
-    assert names(chart.container(manifests, "epp")["args"]) - given.keys() <= flag_schemas.EPP_SET
+    assert names(chart.container(manifests, "epp")["args"]) - given.keys() <= flag_schemas.EPP_SET | SCRAPING
     assert arguments.drain_timeout == 120
     assert arguments.lame_duck == 5
     mounts = {m["mountPath"] for m in chart.container(manifests, "epp")["volumeMounts"]}
@@ -68,7 +77,8 @@ def test_the_sidecar_takes_its_arguments(case: str, key: Path) -> None:
 def test_doctor_and_calibration_take_their_arguments() -> None:
     manifests = chart.render(chart.case("everything"))
     doctor = parser().parse_args(chart.container(manifests, "doctor")["args"])
-    assert doctor.url == ["http://kv-epp.llm.svc.cluster.local:9090"]
+    assert doctor.url is None
+    assert doctor.replicas_of == ["http://kv-epp-siblings.llm.svc.cluster.local:9090"]
     assert (doctor.gateway, doctor.sidecar_metrics_port, doctor.passive) == (
         "http://gateway.example.com",
         8100,
@@ -87,6 +97,24 @@ def test_doctor_and_calibration_take_their_arguments() -> None:
     assert passive.passive
     through = parser().parse_args(chart.container(chart.render(chart.case("standalone")), "doctor")["args"])
     assert through.gateway == "http://kv-proxy.llm.svc.cluster.local:8081"
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_the_doctor_asks_every_picker(snapshots: bool) -> None:
+    """The headless Service has them all, standbys included; one picker has no need of it."""
+    values = {
+        "router": {"epp": {"replicas": 2, "haMode": "active-passive"}},
+        "snapshots": {"enabled": snapshots},
+    }
+    manifests = chart.minimal(values)
+    (url,) = parser().parse_args(chart.container(manifests, "doctor")["args"]).replicas_of
+    service = chart.find(manifests, "Service", "-siblings")
+    assert url == f"http://{service['metadata']['name']}.llm.svc.cluster.local:9090"
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert ports == {"http-metrics": 9090} | ({"snapshots": 9004} if snapshots else {})
+    one = parser().parse_args(chart.container(chart.minimal(), "doctor")["args"])
+    assert (one.url, one.replicas_of) == (["http://kv-epp.llm.svc.cluster.local:9090"], None)
 
 
 def test_images_start_what_the_arguments_are_for() -> None:
@@ -160,6 +188,52 @@ def test_numbers_keep_their_value() -> None:
 def test_several_of_a_flag() -> None:
     configured = {"thresholds": {"extraConfigMaps": ["b", "c"]}}
     assert epp(chart.minimal(configured)).thresholds_configmap == ["kv-epp-thresholds", "b", "c"]
+
+
+def test_how_engines_are_scraped() -> None:
+    default = epp(chart.minimal())
+    arguments = epp(chart.render(chart.case("everything")))
+    assert arguments.model_server_metrics_scheme == "https"
+    assert arguments.model_server_metrics_path == "/engine/metrics"
+    assert arguments.model_server_metrics_https_insecure_skip_verify is True
+    said = {"metricsDataSource": {"path": "/a"}, "flags": {"model-server-metrics-path": "/b"}}
+    assert epp(chart.minimal({"router": {"epp": said}})).model_server_metrics_path == "/b"
+    assert (default.model_server_metrics_scheme, default.model_server_metrics_path) == ("http", "/metrics")
+
+
+@pytest.mark.parametrize(("container", "service"), [("epp", "kvpull-epp"), ("sidecar", "kvpull-sidecar")])
+def test_spans_go_where_the_values_say(container: str, service: str) -> None:
+    """What the process makes of the variables that the chart gives it."""
+    tracing = {
+        "enabled": True,
+        "otelExporterEndpoint": "http://collector.o11y:4318",
+        "sampling": {"samplerArg": 0.25},
+    }
+    values = {"router": {"tracing": tracing}, "engine": {"enabled": True, "modelName": "m"}}
+    found = chart.container(chart.minimal(values), container)
+    assert "--tracing=true" in found["args"]
+    variables = {item["name"]: item.get("value", "kv-0") for item in found["env"]}
+    variables["OTEL_RESOURCE_ATTRIBUTES"] = variables["OTEL_RESOURCE_ATTRIBUTES"].replace(
+        "$(POD_NAME)", variables["POD_NAME"]
+    )
+    order = [item["name"] for item in found["env"]]
+    assert order.index("POD_NAME") < order.index("OTEL_RESOURCE_ATTRIBUTES")  # else it is not expanded
+    settings = read_settings(variables, "another")
+    assert settings.url == "http://collector.o11y:4318/v1/traces"
+    assert settings.ratio == 0.25
+    assert settings.resource == {
+        "service.name": service,
+        "k8s.namespace.name": "llm",
+        "k8s.pod.name": "kv-0",
+    }
+
+
+def test_without_tracing_nothing_is_said_of_a_collector() -> None:
+    manifests = chart.minimal({"engine": {"enabled": True, "modelName": "m"}})
+    for name in ("epp", "sidecar"):
+        found = chart.container(manifests, name)
+        assert "--tracing=false" in found["args"]
+        assert "OTEL" not in str(found["env"])
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,31 @@ def test_nobody_reaches_a_job() -> None:
 
 def test_what_a_picker_may_ask() -> None:
     egress = chart.find(chart.render(chart.case("everything")), "NetworkPolicy", "-epp")["spec"]["egress"]
-    dns, api, engines, siblings = egress
+    dns, api, collector, engines, siblings = egress
     assert [p["port"] for p in dns["ports"]] == [53, 53]
     assert api == {"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}], "ports": [{"port": 443}, {"port": 6443}]}
+    assert collector == {"ports": [{"port": 4318}]}
     assert engines == {"to": [{"podSelector": {"matchLabels": {"app": "llama"}}}]}
     assert [p["port"] for p in siblings["ports"]] == [9004]
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://c:4318", 4318),
+        ("https://c.example.com/otlp", 443),
+        ("http://c", 80),
+        ("http://[fd00::1]:99", 99),
+    ],
+)
+def test_pickers_reach_the_collector_and_only_if_there_is_one(url: str, port: int) -> None:
+    def ports(values: dict[str, Any]) -> list[int]:
+        policy = chart.find(chart.minimal(chart.merged(VALUES, values)), "NetworkPolicy", "-epp")["spec"]
+        return [p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]]
+
+    tracing = {"enabled": True, "otelExporterEndpoint": url}
+    assert ports({"router": {"tracing": tracing}}) == [53, 53, 443, 6443, port]
+    assert ports({}) == [53, 53, 443, 6443]
 
 
 def test_data_parallel_ranks_have_their_ports() -> None:

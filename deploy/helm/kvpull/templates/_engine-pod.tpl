@@ -52,9 +52,15 @@ args:
 # pickers scrape engines through this port over HTTP/1.1
 - --secure-proxy=false
 - --metrics-port={{ int $sidecar.metricsPort }}
+- --tracing={{ .Values.router.tracing.enabled }}
 {{- include "kvpull.flags" $sidecar.flags }}
 env:
 {{ include "kvpull.podIp" . }}
+{{- if .Values.router.tracing.enabled }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+{{- include "kvpull.tracingEnv" (list . "kvpull-sidecar") }}
 ports:
 {{- range $rank, $port := .Values.router.modelServers.targetPorts }}
 - {name: {{ printf "serving-%d" $rank }}, containerPort: {{ int $port.number }}}

@@ -44,6 +44,16 @@
 - --drain-timeout={{ int $epp.drainTimeoutSeconds }}s
 - --lame-duck={{ int $epp.lameDuckSeconds }}s
 - --log-level={{ $epp.logLevel }}
+- --tracing={{ .Values.router.tracing.enabled }}
+{{- with $epp.metricsDataSource.scheme }}
+- --model-server-metrics-scheme={{ . }}
+{{- end }}
+{{- with $epp.metricsDataSource.path }}
+- {{ printf "--model-server-metrics-path=%s" . | quote }}
+{{- end }}
+{{- if $epp.metricsDataSource.insecureSkipVerify }}
+- --model-server-metrics-https-insecure-skip-verify=true
+{{- end }}
 {{- include "kvpull.flags" (omit $epp.flags "ha-enable-leader-election") }}
 {{- end -}}
 
@@ -78,6 +88,7 @@ env:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_UID
   valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+{{- include "kvpull.tracingEnv" (list . "kvpull-epp") }}
 {{- with $epp.env }}
 {{- toYaml . | nindent 0 }}
 {{- end }}

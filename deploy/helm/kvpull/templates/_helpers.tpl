@@ -98,6 +98,24 @@ http://{{ include "kvpull.proxy" . }}.{{ include "kvpull.domain" . }}:{{ int .Va
 {{- end -}}
 {{- end -}}
 
+{{/* Where spans go, as OpenTelemetry's own variables. Argument: list of context and service; needs POD_NAME before it. */}}
+{{- define "kvpull.tracingEnv" -}}
+{{- $tracing := (index . 0).Values.router.tracing -}}
+{{- if $tracing.enabled }}
+- {name: OTEL_SERVICE_NAME, value: {{ index . 1 }}}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ $tracing.otelExporterEndpoint | quote }}}
+- {name: OTEL_RESOURCE_ATTRIBUTES, value: "k8s.namespace.name={{ (index . 0).Release.Namespace }},k8s.pod.name=$(POD_NAME)"}
+- {name: OTEL_TRACES_SAMPLER, value: {{ $tracing.sampling.sampler }}}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ $tracing.sampling.samplerArg | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Port of the collector. */}}
+{{- define "kvpull.collectorPort" -}}
+{{- $url := urlParse .Values.router.tracing.otelExporterEndpoint -}}
+{{- regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- end -}}
+
 {{/* Comma separated target ports. */}}
 {{- define "kvpull.targetPorts" -}}
 {{- $ports := list -}}
