@@ -13,8 +13,11 @@ export UCX_TLS ?= tcp
 
 .PHONY: demo up test test-unit test-engine test-cluster lint format chart image lock soak bench clean
 
-demo: $(STAMP)  ## run the scenario on a fleet of three engines and print the table
-	@$(BIN)/python -m deploy.local demo
+ENGINE ?= emulated
+
+demo: $(STAMP)  ## the scenario on a fleet of three engines, as a table; ENGINE=vllm: real vLLM on the CPU
+	@test $(ENGINE) != vllm || PYTHON=$(PYTHON) sh requirements/vllm-setup.sh
+	@$(BIN)/python -m deploy.local demo --engine $(ENGINE)
 
 up: $(STAMP)  ## start the fleet and leave it running
 	@$(BIN)/python -m deploy.local up

@@ -49,6 +49,10 @@ PEER_REFUSED_TOTAL: Final = "kvpull_peer_refused_total"  # labels: peer, reason
 PULL_RECEIVED_BYTES_TOTAL: Final = "kvpull_pull_received_bytes_total"  # consumer; label: peer
 PULL_SERVED_BYTES_TOTAL: Final = "kvpull_pull_served_bytes_total"  # producer; label: peer
 PULLS_TOTAL: Final = "kvpull_pulls_total"  # consumer; label: reason
+SESSION_SETUP_SECONDS: Final = "kvpull_session_setup_seconds"  # consumer; histogram
+TRANSFER_SECONDS: Final = "kvpull_transfer_seconds"  # consumer; histogram
+HANDSHAKES_UNFINISHED_TOTAL: Final = "kvpull_handshakes_unfinished_total"  # producer
+CPU_TIER_FILL: Final = "kvpull_cpu_tier_fill_perc"  # gauge, 0..1
 LEASES: Final = "kvpull_leases"  # producer; gauge of leases held now
 
 # --- KV events (vLLM 0.32 kv_events) ------------------------------------------------------------

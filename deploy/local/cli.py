@@ -21,6 +21,8 @@ from deploy.local.ports import DEFAULT_BLOCK, AddressPlan
 from deploy.local.report import Reporter, write_json
 from deploy.local.scenario.run import Result, run_scenario
 from deploy.local.spec import FleetSpec
+from deploy.local.vllm.parts import VllmFleet, VllmFleetSpec, vllm_spec
+from deploy.local.vllm.rows import Rows as VllmRows
 from deploy.local.welcome import welcome
 
 OK, UNEXPECTED, CANNOT_START, INTERRUPTED = 0, 1, 2, 130
@@ -37,7 +39,8 @@ def run(argv: Sequence[str]) -> int:
     report = Reporter()
     try:
         spec = _spec(arguments)
-        command = _demo(spec, report) if arguments.command == "demo" else _up(spec, report)
+        kind = VllmFleet if isinstance(spec, VllmFleetSpec) else Fleet
+        command = (_demo if arguments.command == "demo" else _up)(spec, report, kind)
         return asyncio.run(_interruptible(command))
     except _Interrupted:
         return OK if arguments.command == "up" else INTERRUPTED
@@ -52,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "command", choices=("demo", "up"), help="run the scenario, or leave the fleet running"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("emulated", "vllm"),
+        default="emulated",
+        help="vllm: real vLLM engines on the CPU (default: %(default)s)",
     )
     parser.add_argument(
         "--address-block",
@@ -72,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _spec(arguments: argparse.Namespace) -> FleetSpec:
-    spec = FleetSpec(AddressPlan(arguments.address_block, arguments.port_offset))
+    addresses = AddressPlan(arguments.address_block, arguments.port_offset)
+    spec = FleetSpec(addresses)
+    if arguments.engine == "vllm":
+        spec = vllm_spec(addresses, spec.out_dir)
     if arguments.out is not None:
         spec = replace(spec, out_dir=arguments.out.resolve())
     if arguments.cpu_tier_tokens is not None:
@@ -80,9 +92,9 @@ def _spec(arguments: argparse.Namespace) -> FleetSpec:
     return spec
 
 
-async def _demo(spec: FleetSpec, report: Reporter) -> int:
+async def _demo(spec: FleetSpec, report: Reporter, kind: type[Fleet]) -> int:
     """Start, run the scenario, stop, print and write the result."""
-    async with running_fleet(spec, report.progress) as fleet:
+    async with running_fleet(spec, report.progress, kind) as fleet:
         result = await scenario_on(fleet, report, judge_ttft=True)
     path = spec.out_dir / "demo.json"
     write_json(path, result.rows, result.checks)
@@ -91,9 +103,9 @@ async def _demo(spec: FleetSpec, report: Reporter) -> int:
     return OK if result.as_expected else UNEXPECTED
 
 
-async def _up(spec: FleetSpec, report: Reporter) -> int:
+async def _up(spec: FleetSpec, report: Reporter, kind: type[Fleet]) -> int:
     """Start, say how to use it, run until interrupted or until a part fails."""
-    async with running_fleet(spec, report.progress) as fleet:
+    async with running_fleet(spec, report.progress, kind) as fleet:
         report.say(welcome(fleet))
         raise await fleet.failure()
 
@@ -104,6 +116,8 @@ async def scenario_on(fleet: Fleet, report: Reporter, *, judge_ttft: bool) -> Re
     Raises:
         FleetError: a part failed meanwhile, or the scenario cannot go on.
     """
+    if isinstance(fleet, VllmFleet):
+        return await _unless(fleet.failure(), VllmRows(fleet, report, judge_ttft).run())
     return await _unless(fleet.failure(), run_scenario(fleet, report, judge_ttft=judge_ttft))
 
 

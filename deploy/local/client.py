@@ -19,7 +19,7 @@ from sidecar import wire as sidecar_wire
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-_TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=5)
+_TIMEOUT_S = 60.0
 _DONE = b"[DONE]"
 
 
@@ -43,10 +43,13 @@ class Answer:
 class GatewayClient:
     """Sends requests to one base URL (the gateway, its lab listener, or one engine)."""
 
-    def __init__(self, base_url: str, session: aiohttp.ClientSession, *, model: str) -> None:
+    def __init__(
+        self, base_url: str, session: aiohttp.ClientSession, *, model: str, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         self._base_url = base_url
         self._session = session
         self._model = model
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
 
     async def stream(
         self,
@@ -72,7 +75,7 @@ class GatewayClient:
         started_s = time.perf_counter()
         try:
             async with self._session.post(
-                f"{self._base_url}{path}", json=payload, headers=sent, timeout=_TIMEOUT
+                f"{self._base_url}{path}", json=payload, headers=sent, timeout=self._timeout
             ) as response:
                 if response.status != 200:
                     text = (await response.text())[:300]

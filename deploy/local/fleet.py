@@ -37,16 +37,15 @@ class Fleet:
         self, spec: FleetSpec, files: RunFiles, supervisor: Supervisor, session: aiohttp.ClientSession
     ) -> None:
         self.spec = spec
-        self._files = files
+        self.files = files
         self._supervisor = supervisor
         self._session = session
         self._strangers: dict[str, EngineSpec] = {}
         self._roles = NO_ROLES
         control = spec.addresses.control
         self.gateway_url = f"http://{CONTROL_HOST}:{control.gateway_port}"
-        self.gateway = GatewayClient(self.gateway_url, session, model=spec.model)
-        lab_url = f"http://{CONTROL_HOST}:{control.lab_port}"
-        self.lab = GatewayClient(lab_url, session, model=spec.model)
+        self.gateway = self._client(self.gateway_url)
+        self.lab = self._client(f"http://{CONTROL_HOST}:{control.lab_port}")
         picker_url = f"http://{CONTROL_HOST}:{control.metrics_port}"
         self.picker = PickerHandle(picker_url, files.debug_token, session)
         self._envoy_admin = f"http://{CONTROL_HOST}:{control.admin_port}"
@@ -58,11 +57,11 @@ class Fleet:
 
     @property
     def debug_token_file(self) -> Path:
-        return self._files.debug_token_file
+        return self.files.debug_token_file
 
     @property
     def routing_key_file(self) -> Path:
-        return self._files.routing_key_file
+        return self.files.routing_key_file
 
     def engine_spec(self, pod: str) -> EngineSpec:
         return self._strangers.get(pod) or self.spec.engine(pod)
@@ -78,7 +77,11 @@ class Fleet:
 
     def engine_client(self, pod: str) -> GatewayClient:
         """A client of one engine, past gateway and sidecar."""
-        return GatewayClient(self.engine(pod).url, self._session, model=self.spec.model)
+        return self._client(self.engine(pod).url)
+
+    def _client(self, url: str) -> GatewayClient:
+        timeout_s = self.spec.request_timeout_s
+        return GatewayClient(url, self._session, model=self.spec.model, timeout_s=timeout_s)
 
     async def failure(self) -> PartFailed:
         """Wait until a part ends by itself."""
@@ -92,10 +95,10 @@ class Fleet:
             FleetError: a part failed, or the parts do not see each other in time.
         """
         self._write_endpoints(self.spec.engines())
-        self._files.write_thresholds(enabled=True, min_cached_token_delta=DEFAULT_DELTA_TOKENS)
-        self._files.write_bootstrap(envoy.bootstrap(self.spec.addresses.control))
+        self.files.write_thresholds(enabled=True, min_cached_token_delta=DEFAULT_DELTA_TOKENS)
+        self.files.write_bootstrap(envoy.bootstrap(self.spec.addresses.control))
         engines = [part for engine in self.spec.engines() for part in self._pod_parts(engine)]
-        picker = commands.picker_part(self.spec, self.spec.picker_config, self._files)
+        picker = commands.picker_part(self.spec, self.spec.picker_config, self.files)
         await self._start_all([*engines, picker, self._envoy_part()])
         await self.wait_live([e.pod for e in self.spec.engines() if e.publishes_events])
         await self._wait_gateway()
@@ -116,7 +119,7 @@ class Fleet:
 
     async def start_engine(self, pod: str) -> None:
         engine = self.engine_spec(pod)
-        await self._supervisor.start(commands.engine_part(self.spec, engine, self._files))
+        await self._supervisor.start(self.engine_part(engine))
 
     async def start_stranger(self, pod: str, *, hash_seed: str, tier_tokens: int) -> None:
         """Start one more pod, with another hash seed; nobody knows of it before `list_strangers`."""
@@ -135,14 +138,18 @@ class Fleet:
         """Put them into the endpoint file; the running parts take them up."""
         self._write_endpoints([*self.spec.engines(), *self._strangers.values()])
 
+    def engine_part(self, engine: EngineSpec) -> PartSpec:
+        """How one engine is started; another kind of fleet has other engines."""
+        return commands.engine_part(self.spec, engine, self.files)
+
     def _pod_parts(self, engine: EngineSpec) -> list[PartSpec]:
         return [
-            commands.engine_part(self.spec, engine, self._files),
-            commands.sidecar_part(self.spec, engine, self._files),
+            self.engine_part(engine),
+            commands.sidecar_part(self.spec, engine, self.files),
         ]
 
     def _write_endpoints(self, engines: Sequence[EngineSpec]) -> None:
-        self._files.write_endpoints(engines, self._roles)
+        self.files.write_endpoints(engines, self._roles)
 
     # --- picker and gateway -----------------------------------------------------------------------
     async def stop_picker(self) -> None:
@@ -152,12 +159,12 @@ class Fleet:
         """Start the picker and wait until the gateway sends to it; its index may still be empty."""
         self._roles = roles
         self._write_endpoints(self.spec.engines())
-        await self._supervisor.start(commands.picker_part(self.spec, config, self._files))
+        await self._supervisor.start(commands.picker_part(self.spec, config, self.files))
         await self._wait_gateway()
 
     async def set_thresholds(self, *, enabled: bool, min_cached_token_delta: int) -> None:
         """Write the thresholds file and wait until the picker applies it."""
-        self._files.write_thresholds(enabled=enabled, min_cached_token_delta=min_cached_token_delta)
+        self.files.write_thresholds(enabled=enabled, min_cached_token_delta=min_cached_token_delta)
         await until(
             f"the picker applies thresholds enabled={enabled}, minCachedTokenDelta={min_cached_token_delta}",
             self.picker.thresholds,
@@ -173,7 +180,7 @@ class Fleet:
         )
 
     def _envoy_part(self) -> PartSpec:
-        command = envoy.EnvoyCommand(envoy.find_binary(), self._files.bootstrap_file)
+        command = envoy.EnvoyCommand(envoy.find_binary(), self.files.bootstrap_file)
         return PartSpec(commands.ENVOY, command.argv(), probe=self._envoy_answers)
 
     async def _envoy_answers(self) -> bool:
@@ -188,16 +195,22 @@ class Fleet:
 
     async def _admin(self, path: str) -> str | None:
         """Text of an admin page, or None while Envoy does not serve."""
+        return await self.page(f"{self._envoy_admin}{path}")
+
+    async def page(self, url: str) -> str | None:
+        """Text of a page, or None while nobody serves it."""
         try:
-            async with self._session.get(f"{self._envoy_admin}{path}") as answer:
+            async with self._session.get(url) as answer:
                 return await answer.text() if answer.status == 200 else None
         except aiohttp.ClientError:
             return None
 
 
 @contextlib.asynccontextmanager
-async def running_fleet(spec: FleetSpec, progress: Callable[[str], None]) -> AsyncIterator[Fleet]:
-    """Start a fleet, yield it, and end every part of it however the block ends.
+async def running_fleet(
+    spec: FleetSpec, progress: Callable[[str], None], kind: type[Fleet] = Fleet
+) -> AsyncIterator[Fleet]:
+    """Start a fleet of that `kind`, yield it, and end every part of it however the block ends.
 
     Raises:
         FleetError: something is missing, or a part does not start. One sentence a line.
@@ -210,7 +223,7 @@ async def running_fleet(spec: FleetSpec, progress: Callable[[str], None]) -> Asy
     connector = aiohttp.TCPConnector(limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector) as session:
-            fleet = Fleet(spec, files, supervisor, session)
+            fleet = kind(spec, files, supervisor, session)
             progress(f"starting {len(spec.pods)} engines with sidecars, the picker and Envoy")
             await fleet.start()
             yield fleet

@@ -56,6 +56,7 @@ class FleetSpec:
     device_tier_tokens: int = 64 * 1024
     cpu_tier_tokens: int = 160 * 1024
     kv_connector: str = "offloading"  # of the sidecars; decides the form of P/D legs
+    request_timeout_s: float = 60.0  # of what a client asks
     max_num_seqs: int = 4  # small, so that a handful of requests makes an engine busy
     hash_seed: str = "kvpull-demo"
     # pod -> what is unlike in `EngineSpec`

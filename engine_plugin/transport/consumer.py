@@ -165,6 +165,7 @@ class Consumer:
             self._dialer.failed(offer.source, exc)
             raise
         self._dialer.worked(offer.source)
+        self._stats.transfer_s.add(fetched.ms / 1000)
         self._stats.pulls[fetched.shortfall.value if fetched.shortfall else PULL_OK] += 1
         return fetched
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine_plugin.transport import Offer
+from engine_plugin.vllm.ordered_pulls import OrderedPull
 from engine_plugin.vllm.request_pull import RequestPull
 
 
@@ -38,7 +39,7 @@ class Usable:
     slots: tuple[int, ...]
 
 
-Finished = Answered | Moved | Usable
+Finished = Answered | Moved | Usable | OrderedPull
 
 
 @dataclass(slots=True)
@@ -47,3 +48,4 @@ class ServiceCounts:
 
     reports: Counter[str] = field(default_factory=Counter)  # PullFinished by reason
     received_tokens: int = 0
+    orders: Counter[str] = field(default_factory=Counter)  # prefetch orders by what came of them

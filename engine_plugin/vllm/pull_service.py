@@ -22,11 +22,14 @@ from engine_plugin.transport import (
     MoverDown,
     Offer,
     PeerTransport,
+    PrefetchOrder,
+    PrefetchResult,
     PullError,
     TierMemory,
     TransportStats,
 )
 from engine_plugin.vllm.finished import Answered, Finished, Moved, ServiceCounts, Usable
+from engine_plugin.vllm.ordered_pulls import OrderedPull, serve_order
 from engine_plugin.vllm.request_pull import RequestPull
 from engine_plugin.vllm.supplies import Supplies
 from engine_plugin.vllm.tier_config import TierConfig
@@ -133,6 +136,14 @@ class PullService:
             taken.append(self._finished.popleft())
         return taken
 
+    def has_finished(self) -> bool:
+        """Whether `take_finished` would return anything."""
+        return bool(self._finished)
+
+    def end_order(self, pull: OrderedPull, result: PrefetchResult) -> None:
+        """Nothing more comes of this order."""
+        self._call(self._end_order, pull, result)
+
     def close(self) -> None:
         """End every pull, the transport and its mover; at most some seconds. Idempotent."""
         if self._thread.is_alive():
@@ -201,6 +212,7 @@ class PullService:
             insecure=self._config.insecure,
             limits=self._config.limits(),
             faults=self._config.make_faults(),
+            prefetcher=None if self._config.insecure else self._prefetch,  # strangers name nobody we dial
         )
         try:
             await transport.start()
@@ -229,8 +241,10 @@ class PullService:
             now = (
                 None
                 if stats is None
-                else (stats.served_blocks, stats.refused.total(), stats.quarantined_slots),
+                else (stats.served_blocks, stats.refused.total(), stats.handshakes_unfinished),
+                self.quarantined_slots,
                 self._index.leases,
+                self.counts.orders.total(),
             )
             if now != told:
                 told = now
@@ -293,6 +307,24 @@ class PullService:
         finally:
             took_s = time.monotonic() - started_s
             self._finished.append(Moved(job_id, pull, blocks, received_bytes, reason, quarantined, took_s))
+            if isinstance(pull, OrderedPull):
+                self._on_figures()  # no request of ours keeps the engine stepping
+
+    async def _prefetch(self, order: PrefetchOrder) -> PrefetchResult:
+        assert self._transport is not None
+
+        def hand_over(pull: OrderedPull) -> None:
+            self._finished.append(pull)
+            self._on_figures()
+
+        result = await serve_order(order, self._transport.lookup, self._index, hand_over)
+        self.counts.orders[result.reason] += 1
+        return result
+
+    @staticmethod
+    def _end_order(pull: OrderedPull, result: PrefetchResult) -> None:
+        if not pull.ended.done():
+            pull.ended.set_result(result)
 
     def _abandon(self, offer: Offer) -> None:
         if self._transport is not None:

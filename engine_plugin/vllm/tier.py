@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -23,7 +24,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from engine_plugin.transport import TierMemory
+from engine_plugin.transport import PrefetchResult, TierMemory
 from engine_plugin.vllm import compat
 from engine_plugin.vllm.engine_identity import (
     engine_identity,
@@ -34,6 +35,7 @@ from engine_plugin.vllm.engine_identity import (
 )
 from engine_plugin.vllm.finished import Answered, Moved, Usable
 from engine_plugin.vllm.guarded_policy import GuardedPolicy
+from engine_plugin.vllm.ordered_pulls import OrderedPull, OrderSlots
 from engine_plugin.vllm.pull_service import PullService
 from engine_plugin.vllm.request_pull import Answer, RequestPull, Stage
 from engine_plugin.vllm.supplies import Supplies
@@ -80,6 +82,8 @@ class PullTier(SecondaryTierManager):
         self._primary: Any = None
         self._pulls: dict[str, RequestPull] = {}
         self._jobs: set[int] = set()
+        self._orders: OrderSlots | None = None
+        self._order_jobs = count(-1, -1)  # vLLM's own are not negative
         self._results: list[JobResult] = []
         self._figures_due = False
         self._wake: Callable[[], None] | None = None
@@ -103,6 +107,7 @@ class PullTier(SecondaryTierManager):
         """Watch vLLM's CPU tier; before its first use. `wake` makes an idle engine take a step."""
         self._wake = wake
         self._primary = primary
+        self._orders = OrderSlots(primary)
         self._policy = GuardedPolicy(compat.policy_of(primary), self._index)
         compat.replace_policy(primary, self._policy)
 
@@ -173,6 +178,8 @@ class PullTier(SecondaryTierManager):
                     self._moved(finished)
                 case Usable(slots=slots):
                     self._give_back(slots)
+                case OrderedPull():
+                    self._begin_order(finished)
 
     def _answered(self, answered: Answered) -> None:
         pull, offer = answered.pull, answered.offer
@@ -190,6 +197,9 @@ class PullTier(SecondaryTierManager):
         self._jobs.discard(moved.job_id)
         if moved.quarantined and self._policy is not None:
             self._policy.set_aside(keys, set(moved.quarantined))
+        if isinstance(pull, OrderedPull):
+            self._end_order(pull, moved)
+            return
         if pull.stage is Stage.MOVING:
             pull.end(moved.reason, moved.blocks, moved.received_bytes)
             self._service.report(pull)
@@ -202,6 +212,22 @@ class PullTier(SecondaryTierManager):
                 transfer_bytes=moved.received_bytes,
             )
         )
+
+    def _begin_order(self, pull: OrderedPull) -> None:
+        offer, taken = pull.offer, "starting" if self._orders is None else self._orders.take(pull)
+        if isinstance(taken, str):
+            if offer is not None:
+                self._service.abandon(offer)
+            self._service.end_order(pull, PrefetchResult(0, 0, taken))
+            return
+        job_id = next(self._order_jobs)
+        self._jobs.add(job_id)
+        self._service.fetch(job_id, pull, *taken)
+
+    def _end_order(self, pull: OrderedPull, moved: Moved) -> None:
+        if self._orders is not None:
+            self._orders.settle(pull, moved.blocks)
+        self._service.end_order(pull, PrefetchResult(moved.blocks, moved.received_bytes, moved.reason))
 
     def _give_back(self, slots: Iterable[int]) -> None:
         if self._policy is None:
@@ -228,8 +254,8 @@ class PullTier(SecondaryTierManager):
 
     def has_pending_work(self) -> bool:
         """Peers are served without steps, and our own jobs keep vLLM stepping by being its jobs. One step
-        tells new figures."""
-        return self._figures_due or bool(self._results)
+        tells new figures; an order needs one to begin and one to end."""
+        return self._figures_due or bool(self._results) or self._service.has_finished()
 
     def _tell_figures(self) -> None:
         """On the service's thread."""

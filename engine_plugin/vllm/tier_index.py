@@ -92,6 +92,11 @@ class TierIndex:
             return served
 
     # --- any thread -----------------------------------------------------------------------------
+    def held_prefix(self, keys: Sequence[bytes]) -> int:
+        """How many of the leading `keys` are held; nothing is pinned."""
+        with self._lock:
+            return next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
+
     def lease(self, lease_id: str, keys: Sequence[bytes]) -> list[HeldBlock]:
         """Pin the longest prefix of `keys` that is held; an empty answer is no lease."""
         with self._lock:

@@ -11,21 +11,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+)
 
 from engine_plugin import wire
+from engine_plugin.transport.stats import DURATION_BOUNDS_S, TransportStats
 from engine_plugin.vllm.pull_service import PullService
 from engine_plugin.vllm.tier_config import TierConfig
 from engine_plugin.vllm.tier_index import TierIndex
 
 _Labels = tuple[str, ...]
-CPU_FILL: Final = "kvpull_cpu_tier_fill_perc"
 QUARANTINED: Final = "kvpull_quarantined_slots"
 UP: Final = "kvpull_up"
 PULLED_TOKENS: Final = "kvpull_pulled_tokens"
 IGNORED: Final = "kvpull_sources_ignored"
 BLOCKS: Final = "kvpull_blocks"
 CHUNKS: Final = "kvpull_chunks"
+ORDERS: Final = "kvpull_prefetch_orders"
 
 _COUNTERS: Final = {
     wire.PULL_RECEIVED_BYTES_TOTAL: ("Bytes pulled from a peer and verified.", ("peer",)),
@@ -36,12 +41,21 @@ _COUNTERS: Final = {
     IGNORED + "_total": ("Named sources that were not even considered.", ("reason",)),
     BLOCKS + "_total": ("Blocks of pulls.", ("step",)),
     CHUNKS + "_total": ("Transfers, as they complete.", ("direction",)),
+    wire.HANDSHAKES_UNFINISHED_TOTAL: (
+        "Callers that left, or fell silent, before they proved themselves.",
+        (),
+    ),
+    ORDERS + "_total": ("Orders to pull without a request, by what came of them.", ("reason",)),
+}
+_HISTOGRAMS: Final = {
+    wire.SESSION_SETUP_SECONDS: "From the dial of a peer to its acceptance.",
+    wire.TRANSFER_SECONDS: "Of a pull whose blocks are usable, to the last verified one.",
 }
 _GAUGES: Final = {
     wire.ENGINE_INFO: ("What peers compare, and where this engine can be reached.", wire.ENGINE_INFO_LABELS),
     wire.LEASES: ("Leases that peers hold now.", ()),
     QUARANTINED: ("CPU-tier slots that a peer may still write into.", ()),
-    CPU_FILL: ("Share of the CPU tier that holds readable blocks, 0..1.", ()),
+    wire.CPU_TIER_FILL: ("Share of the CPU tier that holds readable blocks, 0..1.", ()),
     UP: ("1 when this engine can pull and serve.", ()),
 }
 
@@ -56,7 +70,11 @@ def metric_definitions() -> dict[str, Any]:
         name: OffloadingGaugeMetadata(documentation=text, labelnames=labels)
         for name, (text, labels) in _GAUGES.items()
     }
-    return counters | gauges
+    histograms = {
+        name: OffloadingHistogramMetadata(documentation=text, buckets=DURATION_BOUNDS_S)
+        for name, text in _HISTOGRAMS.items()
+    }
+    return counters | gauges | histograms
 
 
 class TierMetrics:
@@ -76,30 +94,41 @@ class TierMetrics:
         told.set_gauge(UP, float(self._service.up.is_set()))
         told.set_gauge(wire.LEASES, self._index.leases)
         told.set_gauge(QUARANTINED, max(aside_blocks, self._service.quarantined_slots))
-        told.set_gauge(CPU_FILL, len(self._index) / self._slots)
+        told.set_gauge(wire.CPU_TIER_FILL, len(self._index) / self._slots)
         self._info(told)
         self._add(told, IGNORED, {(reason,): n for reason, n in self.ignored.items()})
         counts, stats = self._service.counts, self._service.stats
         self._add(told, wire.PULLS_TOTAL, {(reason,): n for reason, n in dict(counts.reports).items()})
         self._add(told, PULLED_TOKENS, {(): counts.received_tokens})
+        self._add(told, ORDERS, _by_one(dict(counts.orders)))
         if stats is not None:
-            self._add(told, wire.PULL_RECEIVED_BYTES_TOTAL, _by_one(dict(stats.received_bytes)))
-            self._add(told, wire.PULL_SERVED_BYTES_TOTAL, _by_one(dict(stats.served_bytes)))
-            self._add(
-                told,
-                wire.PEER_REFUSED_TOTAL,
-                {(peer, why): n for (peer, why), n in dict(stats.refused).items()},
-            )
-            steps = {
-                "asked": stats.asked_blocks,
-                "offered": stats.offered_blocks,
-                "received": stats.received_blocks,
-                "served": stats.served_blocks,
-            }
-            self._add(told, BLOCKS, _by_one(steps))
-            chunks = {"in": stats.chunks_reported, "out": stats.chunks_written}
-            self._add(told, CHUNKS, _by_one(chunks))
+            self._transport(told, stats)
         return told
+
+    def _transport(self, told: OffloadingConnectorStats, stats: TransportStats) -> None:
+        for name, durations in (
+            (wire.SESSION_SETUP_SECONDS, stats.session_setup_s),
+            (wire.TRANSFER_SECONDS, stats.transfer_s),
+        ):
+            for seconds in durations.take():
+                told.observe_histogram(name, seconds)
+        self._add(told, wire.HANDSHAKES_UNFINISHED_TOTAL, {(): stats.handshakes_unfinished})
+        self._add(told, wire.PULL_RECEIVED_BYTES_TOTAL, _by_one(dict(stats.received_bytes)))
+        self._add(told, wire.PULL_SERVED_BYTES_TOTAL, _by_one(dict(stats.served_bytes)))
+        self._add(
+            told,
+            wire.PEER_REFUSED_TOTAL,
+            {(peer, why): n for (peer, why), n in dict(stats.refused).items()},
+        )
+        steps = {
+            "asked": stats.asked_blocks,
+            "offered": stats.offered_blocks,
+            "received": stats.received_blocks,
+            "served": stats.served_blocks,
+        }
+        self._add(told, BLOCKS, _by_one(steps))
+        chunks = {"in": stats.chunks_reported, "out": stats.chunks_written}
+        self._add(told, CHUNKS, _by_one(chunks))
 
     def _info(self, told: OffloadingConnectorStats) -> None:
         identity = self._service.identity

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.vllm.site import make_site
 from epp.request.tokenise import LocalTokeniser
 from tests.engine import processes
 from tests.engine.item_model import write_item_model
 from tests.engine.model import write_adapter, write_model
-from tests.engine.pull_engines import KEY, PullEngine, make_site, start_engines, until
+from tests.engine.pull_engines import BLOCK_BYTES, KEY, PullEngine, start_engines, until
 from tests.engine.reports import Reports
 from tests.engine.serving import Engine, connect, lora_flags, serve_arguments
 from tests.parity.families import FAMILIES, Family, write_family
@@ -128,10 +129,12 @@ def pair(
     key_file.write_bytes(KEY + b"\n")
     site = make_site(root)
     tiers: dict[str, dict[str, object]] = {
-        "source": {"max_extra_ttft_s": 10.0},
-        "consumer": {"max_extra_ttft_s": 30.0},
+        "source": {"max_extra_ttft_s": 10.0, "chunk_bytes": 4 * BLOCK_BYTES},
+        "consumer": {"max_extra_ttft_s": 30.0, "chunk_bytes": 4 * BLOCK_BYTES},
     }
-    with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers) as engines:
+    write_adapter(root / "adapter")
+    flags = lora_flags(root / "adapter")
+    with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers, flags) as engines:
         yield engines["source"], engines["consumer"]
 
 

@@ -100,6 +100,11 @@ class Process:
         """Of the first process; its group has the same number."""
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether its first process is."""
+        return self._process.poll() is None
+
     def log_tail(self) -> str:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
 

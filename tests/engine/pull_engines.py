@@ -1,7 +1,4 @@
-"""vLLM engines with the plugin, as a pip package on their path, and what a test asks of them.
-
-The package is the source tree behind a link, with the entry points that `pyproject.toml` declares.
-"""
+"""vLLM engines with the plugin (`deploy.local.vllm.site`), and what a test asks of them."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import os
 import re
 import threading
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,21 +26,6 @@ KEY: Final = b"a-pool-key-of-thirty-two-bytes-!"
 ANSWER_TOKENS: Final = 8
 WAIT_S: Final = 120.0
 POLL_S: Final = 0.1
-
-
-def make_site(root: Path) -> Path:
-    """A site directory with the plugin installed in it."""
-    site = root / "site"
-    about = site / "kvpull-0.1.0.dist-info"
-    about.mkdir(parents=True)
-    (site / "engine_plugin").symlink_to(processes.ROOT / "engine_plugin")
-    project = tomllib.loads((processes.ROOT / "pyproject.toml").read_text())["project"]
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvpull\nVersion: {project['version']}\n")
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
-    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return site
 
 
 def connector_config(p2p_port: int, key_file: Path | None, **tier: Any) -> dict[str, Any]:
@@ -130,12 +111,13 @@ class PullEngine:
         *,
         params: Mapping[str, Any] | None = None,
         salt: str | None = None,
+        model: str = "m",
         tokens: int = ANSWER_TOKENS,
         timeout_s: float = 120.0,
     ) -> Answer:
         """Greedy; raises `urllib.error.HTTPError` unless answered with 200."""
         body: dict[str, Any] = {
-            "model": "m",
+            "model": model,
             "prompt": list(prompt),
             "max_tokens": tokens,
             "temperature": 0.0,
@@ -191,6 +173,7 @@ def start_engines(
     site: Path,
     key_file: Path | None,
     tiers: Mapping[str, Mapping[str, Any] | None],
+    flags: Sequence[str] = (),
 ) -> Iterator[dict[str, PullEngine]]:
     """Start engines at the same time, by name; settings None: an engine without a CPU tier."""
     engines = {}
@@ -201,7 +184,7 @@ def start_engines(
             more = environment(site)
             if key_file is not None:
                 more["KVPULL_SALT_KEY_FILE"] = str(key_file)
-            process = processes.Process(arguments(model, port, transfer), root / f"log-{name}", more)
+            process = processes.Process(arguments(model, port, transfer, flags), root / f"log-{name}", more)
             engines[name] = PullEngine(name, f"http://127.0.0.1:{port}", p2p_port, process)
         for engine in engines.values():
             engine.process.wait_ready([f"{engine.url}/health"])

@@ -145,6 +145,7 @@ def test_whatever_a_stranger_sends(source: PullEngine, consumer: PullEngine) -> 
     source.complete(ids)
     consumer.complete(ids, params=consumer.pull_from(source))
     assert received(consumer) - before == 12 * BLOCK_BYTES
+    until(lambda: source.metric("kvpull_handshakes_unfinished_total") >= 4)
 
 
 def test_a_frozen_source_and_its_return(

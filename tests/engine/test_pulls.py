@@ -14,6 +14,7 @@ import pytest
 from engine_plugin.pull_report import PullFinished
 from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, prompt, until
 from tests.engine.reports import Reports
+from tests.engine.serving import ADAPTER
 
 pytestmark = pytest.mark.timeout(900)
 _numbers = count(100)
@@ -52,6 +53,9 @@ def test_a_pull_moves_the_prefix_and_answers_as_the_source_does(
     assert pulled.tokens == own.tokens
     assert pulled.cached == 40 * BLOCK_TOKENS
     assert moved() == (40 * BLOCK_BYTES, 40 * BLOCK_TOKENS)
+    for name in ("kvpull_session_setup_seconds_count", "kvpull_transfer_seconds_count"):
+        assert consumer.metric(name) >= 1
+    assert 0 < consumer.metric("kvpull_cpu_tier_fill_perc") <= 1
     shared = source.tier_rows() & consumer.tier_rows()
     assert len(shared) >= 40, "the blocks are not the source's, byte by byte"
     told = reports.of("pull-1")
@@ -145,6 +149,19 @@ def test_a_salt_is_a_wall(source: PullEngine, consumer: PullEngine) -> None:
     own = source.complete(ids, salt="tenant-a")
     pulled = consumer.complete(ids, params=consumer.pull_from(source), salt="tenant-a")
     assert pulled.tokens == own.tokens
+    assert moved() == (16 * BLOCK_BYTES, 16 * BLOCK_TOKENS)
+
+
+def test_an_adapter_is_a_wall(source: PullEngine, consumer: PullEngine) -> None:
+    """Its name is part of every block's; the base model's blocks are other blocks."""
+    ids, moved = fresh(16), Moved(consumer)
+    source.complete(ids, model=ADAPTER)
+    consumer.complete(ids, params=consumer.pull_from(source))
+    assert moved() == (0, 0)
+    own = source.complete(ids, model=ADAPTER)
+    pulled = consumer.complete(ids, params=consumer.pull_from(source), model=ADAPTER)
+    assert pulled.tokens == own.tokens
+    assert own.tokens != source.complete(ids).tokens, "the adapter changes nothing"
     assert moved() == (16 * BLOCK_BYTES, 16 * BLOCK_TOKENS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,6 +15,7 @@ from deploy.local.engine.core import Engine
 from deploy.local.engine.counters import TTFT_BUCKETS_S
 from engine_plugin import wire
 from engine_plugin.transport import TransportStats
+from engine_plugin.transport.stats import DURATION_BOUNDS_S, Durations
 
 Rows = Mapping[tuple[()], float] | Mapping[tuple[str], float]  # values by label values
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -127,9 +129,23 @@ class EngineMetrics(Collector):
         pulls = dict(stats.pulls) | dict(parts.puller.ignored)
         yield _by_label(wire.PULLS_TOTAL, "Pulls by outcome.", pulls, "reason")
         yield self._gauge(wire.LEASES, "Leases held.", parts.store.leases, {})
+        cpu = parts.cache.cpu
+        yield self._gauge(wire.CPU_TIER_FILL, "CPU slots that hold blocks, 0..1.", len(cpu) / cpu.slots, {})
+        unfinished = {(): float(stats.handshakes_unfinished)}
+        yield self._counter(wire.HANDSHAKES_UNFINISHED_TOTAL, "Callers that proved nothing.", unfinished)
+        yield _seconds(wire.SESSION_SETUP_SECONDS, "Dial to acceptance of a peer.", stats.session_setup_s)
+        yield _seconds(wire.TRANSFER_SECONDS, "Of pulls, first chunk to last check.", stats.transfer_s)
         yield self._gauge(
             "kvpull_quarantined_slots", "CPU slots in quarantine.", parts.cache.cpu.quarantined, {}
         )
+
+
+def _seconds(name: str, text: str, durations: Durations) -> Metric:
+    family = HistogramMetricFamily(name, text)
+    bounds = [*map(str, DURATION_BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+    family.add_metric((), buckets, durations.total_s)
+    return family
 
 
 def _by_label(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from deploy.local.client import COMPLETIONS
 from deploy.local.envoy import LAB_SUBSET_HEADER
@@ -15,6 +16,7 @@ from deploy.local.waiting import until
 
 _PROMPT = "Write down every number that you see, one after another, and do not stop."
 _SHORT_TOKENS = 1024
+_SETTLE_S = 60.0
 
 
 class Load:
@@ -40,19 +42,26 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def busy(
-    fleet: Fleet, pod: str, *, waiting: int, answer_tokens: int = _SHORT_TOKENS
+    fleet: Fleet,
+    pod: str,
+    *,
+    waiting: int,
+    answer_tokens: int = _SHORT_TOKENS,
+    more: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Load]:
     """Keep `pod` busy: a full batch and `waiting` requests behind it, until the block ends.
 
-    `answer_tokens` decides how many device blocks a running request reserves. Entered when the
+    `answer_tokens` decides how many device blocks a running request reserves; `more` goes into each
+    request. Entered when the
     picker knows of the queue; left when the engine and the picker know that it is gone.
     """
-    load = _send(fleet, pod, fleet.spec.max_num_seqs + waiting, answer_tokens)
+    load = _send(fleet, pod, fleet.spec.max_num_seqs + waiting, {"max_tokens": answer_tokens, **(more or {})})
     try:
         await until(
             f"the picker sees {waiting} requests waiting on {pod}",
             lambda: _loaded_view(fleet, load),
             lambda view: view.waiting == waiting,
+            timeout_s=_SETTLE_S,
         )
         yield load
     finally:
@@ -61,12 +70,13 @@ async def busy(
         f"the picker sees {pod} idle",
         lambda: _view(fleet, pod),
         lambda view: not view.waiting and view.inflight == 0,  # unknown when the pod has died
+        timeout_s=_SETTLE_S,
     )
 
 
-def _send(fleet: Fleet, pod: str, requests: int, answer_tokens: int) -> Load:
+def _send(fleet: Fleet, pod: str, requests: int, more: Mapping[str, Any]) -> Load:
     headers = {LAB_SUBSET_HEADER: fleet.engine_spec(pod).address.serving}
-    body = {"prompt": _PROMPT, "max_tokens": answer_tokens}
+    body = {"prompt": _PROMPT, **more}
     return Load(
         pod,
         [

@@ -106,6 +106,8 @@ class OutboundSession:
     async def connect(cls, source: Address, caller: Caller) -> OutboundSession:
         """Dial and shake hands within `connect_s` + `handshake_s`. Raises PullError."""
         name, limits = format_address(source), caller.limits
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         try:
             async with asyncio.timeout(limits.connect_s):
                 sock = await dial(source, caller.local_host)
@@ -124,6 +126,7 @@ class OutboundSession:
             if (error := _failed_handshake(exc, name, caller.stats)) is not None:
                 raise error from exc
             raise
+        caller.stats.session_setup_s.add(loop.time() - started_s)
         return cls(source, channel, peer, limits, caller.stats)
 
     def mover_changed(self, mover: Mover) -> None:

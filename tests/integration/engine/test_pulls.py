@@ -49,6 +49,10 @@ async def test_pull_moves_exactly_the_missing_blocks_and_the_answer_is_equal(
     assert (report["computed_tokens"], report["device_hit_tokens"], report["restored_tokens"]) == (5, 0, 0)
     assert pulled.cached_tokens == 100 * BLOCK
     assert await served(owner, other) == (100 * BLOCK_BYTES, 100 * BLOCK_BYTES)
+    for name in (wire.SESSION_SETUP_SECONDS, wire.TRANSFER_SECONDS):
+        assert (await other.counter(f"{name}_count"), await owner.counter(f"{name}_count")) == (1, 0)
+    assert await other.counter(wire.CPU_TIER_FILL) > 0
+    assert await other.counter(wire.HANDSHAKES_UNFINISHED_TOTAL) == 0
     await owner.quiet()
     await other.quiet()
 

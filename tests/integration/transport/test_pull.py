@@ -30,6 +30,8 @@ async def test_bytes_are_equal_and_counted_at_both_ends() -> None:
         assert consumer.stats.received_bytes == {producer.identity.instance: moved}
         assert producer.stats.served_bytes == {consumer.identity.instance: moved}
         assert consumer.stats.pulls == {"ok": 1}
+        assert (sum(consumer.stats.session_setup_s.counts), sum(consumer.stats.transfer_s.counts)) == (1, 1)
+        assert (sum(producer.stats.session_setup_s.counts), sum(producer.stats.transfer_s.counts)) == (0, 0)
         assert producer.store.pins == {}
         assert consumer.store.usable == []
 
