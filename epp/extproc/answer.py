@@ -35,7 +35,7 @@ class Answer:
         "_served_by",
         "_size_bytes",
         "_streamed",
-        "encoded",
+        "encodings",
         "has_body",
         "may_hold_bytes",
         "status",
@@ -44,7 +44,7 @@ class Answer:
     def __init__(self) -> None:
         self.status: int | None = None
         self.has_body = False
-        self.encoded = False
+        self.encodings: tuple[str, ...] = ()
         self.may_hold_bytes = 0  # of the body, until its end: of a document of known length, nothing is late
         self._served_by: str | None = None
         self._scanner: UsageScanner | GrpcAnswer = UsageScanner()
@@ -52,6 +52,10 @@ class Answer:
         self._first_token = False
         self._streamed = False
         self._size_bytes = 0
+
+    @property
+    def encoded(self) -> bool:
+        return bool(self.encodings)
 
     @property
     def good(self) -> bool:
@@ -62,8 +66,8 @@ class Answer:
         self.status = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else None
         self._served_by = event.served_by
         kind = (event.headers.first("content-type") or "").partition(";")[0].strip().lower()
-        encodings = ",".join(event.headers.all("content-encoding")).lower().split(",")
-        self.encoded = any(name.strip() not in ("", "identity") for name in encodings)
+        names = (name.strip() for name in ",".join(event.headers.all("content-encoding")).lower().split(","))
+        self.encodings = tuple(name for name in names if name not in ("", "identity"))
         length = event.headers.first("content-length") or ""
         if kind == "application/json" and length.isascii() and length.isdigit() and len(length) <= 9:
             self.may_hold_bytes = int(length) if int(length) <= MAX_BODY_CHUNK_BYTES else 0
