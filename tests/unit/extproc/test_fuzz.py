@@ -26,7 +26,7 @@ async def test_mutated_conversations_leave_nothing_behind(seed: int) -> None:
     assert found["refused_by_protocol"] > 50
 
 
-@pytest.mark.parametrize("seed", [86_172, 86_254, 86_574])
+@pytest.mark.parametrize("seed", [86_172, 86_574])
 async def test_a_decision_made_as_its_client_left_is_finished_when_the_stream_is(seed: int) -> None:
     """It was finished a turn of the loop later, behind `settle`'s back."""
     harness = Harness()
