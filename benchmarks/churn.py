@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import random
 import time
@@ -155,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # every refusal of a new pod is told once: 22,000 lines a day
     started_s = time.monotonic()
     early, late = run(arguments.hours)
     result: dict[str, Any] = {

@@ -1,17 +1,14 @@
-"""From what is known of endpoints to the rows that a decision reads: one pass each, no call for each of a
-thousand endpoints. Pure.
-"""
+"""How far each endpoint can be spoken for: one pass, no call for each of a thousand endpoints. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from engine_plugin.identity import EndpointId
-from epp.core.index_interface import Depths, PrefixIndex
-from epp.core.types import NO_MATCH, ClaimState, PrefixMatch
+from epp.core.index_interface import PrefixIndex
+from epp.core.types import ClaimState
 from epp.core.view_state import Standing, View
 
-_NO_DEPTHS = Depths()
 _STRANGER = Standing(None, 0, False, False)
 
 
@@ -36,24 +33,3 @@ def _renew(endpoint: EndpointId, view: View, index: PrefixIndex) -> Standing:
         state, from_empty = ClaimState.UNSUPPORTED, False
     view.standing = Standing(state, index.block_size_tokens(endpoint), from_empty, state.has_claim)
     return view.standing
-
-
-def build_matches(
-    endpoints: Sequence[EndpointId],
-    rows: Sequence[Standing],
-    depths: Mapping[EndpointId, Depths],
-    expected: Mapping[EndpointId, int],
-) -> dict[EndpointId, PrefixMatch]:
-    """In the order of `endpoints`."""
-    matches: dict[EndpointId, PrefixMatch] = {}
-    new, get = tuple.__new__, depths.get
-    for endpoint, (state, block_size_tokens, from_empty, _) in zip(endpoints, rows, strict=True):
-        if state is None:
-            matches[endpoint] = NO_MATCH
-            continue
-        blocks, device, cpu = get(endpoint, _NO_DEPTHS)
-        more = expected.get(endpoint, 0) if expected else 0
-        matches[endpoint] = new(
-            PrefixMatch, (state, blocks, device, cpu, block_size_tokens, from_empty, more)
-        )
-    return matches

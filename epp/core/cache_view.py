@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from engine_plugin.identity import EndpointId
 from engine_plugin.salt import salt_forms
-from epp.core.cache_match import build_matches, standings
+from epp.core.cache_match import standings
+from epp.core.columns import match_rows
 from epp.core.engine_agreement import HashDisagreement, differing, hash_disagreements
 from epp.core.hashing import Family, InvalidTokens, PromptKeys
 from epp.core.prefix_index import Depths, PrefixQuery
@@ -38,7 +39,7 @@ class CacheView(ViewIntake):
         matches nothing anywhere. Mutates nothing."""
         wanted = list(endpoints)
         rows, claiming = standings(self._views, self._index, wanted)
-        return build_matches(wanted, rows, self._depths(request, claiming), {})
+        return match_rows(wanted, rows, self._depths(request, claiming), {})
 
     def look_up(self, request: SchedulingRequest, endpoints: Iterable[EndpointId], now_s: float) -> LookUp:
         """As `match`, with what is expected from requests just placed. That makes no endpoint known: one
@@ -53,7 +54,7 @@ class CacheView(ViewIntake):
         expected: dict[EndpointId, int] = {}
         for prompt in keys.values():
             expected.update(speculative.expected(prompt, depths, now_s))
-        return LookUp(build_matches(wanted, rows, depths, expected), keys)
+        return LookUp(match_rows(wanted, rows, depths, expected), keys)
 
     def _state(self, endpoint: EndpointId, view: View) -> ClaimState:
         state = view.stream.state

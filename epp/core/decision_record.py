@@ -62,12 +62,13 @@ class DecisionRing:
 
     def add(self, decision: SchedulingDecision, now_s: float, *, report_by_s: float) -> None:
         """`report_by_s`: when a missing report becomes `unknown`."""
-        trimmed = replace(decision, scored=decision.scored[:MAX_RECORDED])
+        if len(decision.scored) > MAX_RECORDED:
+            decision = replace(decision, scored=decision.scored[:MAX_RECORDED])
         state = PullState.NONE
         if decision.choice.source is not None:
             state = PullState.PENDING
             heapq.heappush(self._deadlines, (report_by_s, decision.decision_id))
-        self._open[decision.decision_id] = DecisionRecord(now_s, trimmed, pull_state=state)
+        self._open[decision.decision_id] = DecisionRecord(now_s, decision, pull_state=state)
         self._by_request[decision.request_id] = decision.decision_id
         while len(self) > self._capacity:
             old_id, old = (self._closed or self._open).popitem(last=False)

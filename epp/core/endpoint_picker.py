@@ -8,13 +8,13 @@ Metrics, endpoint changes and, through `cache`, the engines' events enter sidewa
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import repeat
 
 from engine_plugin.identity import EndpointId
 from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes
 from epp.core.cache_view import CacheView
+from epp.core.columns import candidate_rows
 from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
 from epp.core.disagg import Placement, split_by_role
 from epp.core.errors import NoEndpoints
@@ -29,13 +29,11 @@ from epp.core.plugin import SaturationDetector
 from epp.core.scraped_metrics import ScrapedMetrics
 from epp.core.source_selector import SourceSelector
 from epp.core.types import (
-    NO_MATCH,
     PULL_MISSED,
     Candidate,
     Endpoint,
     EndpointMetrics,
     Outcome,
-    PrefixMatch,
     PullReport,
     ScheduleContext,
     SchedulingDecision,
@@ -45,7 +43,6 @@ from epp.core.types import (
 from epp.core.view_state import LookUp
 
 _NOTHING_PLACED = ApproxLookUp({})
-_new_row = partial(tuple.__new__, Candidate)  # of a tuple of its fields: in C, for a thousand at a time
 
 
 class EndpointPicker:
@@ -63,6 +60,7 @@ class EndpointPicker:
         self._sources = SourceSelector(settings.source_producer)
         self._approx = ApproxPrefixes(settings.approx) if settings.approx else None
         self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
+        self._in_service: tuple[list[Endpoint], list[EndpointId]] | None = None  # likewise
         self._now_s = 0.0  # as last heard: good enough to age what was learned
 
     # --- the pool -------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ class EndpointPicker:
         if known is None:
             self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
         self._endpoints[endpoint.id] = endpoint
-        self._in_order = None
+        self._in_order = self._in_service = None
         self._has_replay[endpoint.id] = has_replay
         return known is None
 
@@ -122,7 +120,7 @@ class EndpointPicker:
         if self._endpoints.pop(endpoint_id, None) is not None:
             self._cache.remove_endpoint(endpoint_id)
             self._forget_placements(endpoint_id)
-        self._in_order = None
+        self._in_order = self._in_service = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.forget(endpoint_id)
         self._models.forget(endpoint_id)
@@ -281,25 +279,30 @@ class EndpointPicker:
     def _candidates(
         self, request: SchedulingRequest, now_s: float
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
-        pool = [e for e in self.endpoints if not e.draining]
+        pool, ids = self._serving()
         if request.subset is not None:
             pool = [e for e in pool if in_subset(e, request.subset)]
+            ids = [e.id for e in pool]
         if not pool:
             what = "no endpoint in the pool" if request.subset is None else "no endpoint in the subset"
             raise NoEndpoints(what)
-        ids = [e.id for e in pool]
         look_up = self._cache.look_up(request, ids, now_s)
         placed = self._approx.look_up(request, ids) if self._approx else _NOTHING_PLACED
-        guesses: Iterable[PrefixMatch] = placed.matches.values() if placed.matches else repeat(NO_MATCH)
-        columns = zip(
+        rows = candidate_rows(
             pool,
             self._metrics.current(ids, now_s, self._settings.metrics_staleness_s),
             self._ledger.loads(ids),
             look_up.matches.values(),
-            guesses,
-            strict=False,  # `guesses` may be endless
+            list(placed.matches.values()) if placed.matches else None,
         )
-        return look_up, placed, list(map(_new_row, columns))
+        return look_up, placed, rows
+
+    def _serving(self) -> tuple[list[Endpoint], list[EndpointId]]:
+        """Endpoints that take requests, and their ids, in the order of those. Made once a change."""
+        if self._in_service is None:
+            pool = [e for e in self.endpoints if not e.draining]
+            self._in_service = pool, [e.id for e in pool]
+        return self._in_service
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:

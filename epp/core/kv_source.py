@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from epp.core.columns import servable_tokens
 from epp.core.pull_curves import PullPrediction
 from epp.core.source_band import Selection
 from epp.core.thresholds import MODE_COST, SourcePolicy
 from epp.core.types import (
     MAX_RECORDED,
     Candidate,
-    ClaimState,
     KvSource,
     SchedulingRequest,
     SourceChoice,
@@ -31,7 +31,6 @@ _FNV_PRIME = 0x01000193
 _UNSEEN = (SourceReason.NOT_CONFIGURED, SourceReason.NO_TOKENS, SourceReason.NO_CLAIM)
 # (source, computing, gain in tokens, terms of the source) -> what is known of the two costs
 Pricing = Callable[[Candidate, Candidate, int, SourcePolicy], PullPrediction | None]
-_LIVE, _PARTIAL = ClaimState.LIVE, ClaimState.PARTIAL
 
 
 def sampling_coordinate(request_id: str) -> float:
@@ -76,7 +75,7 @@ def choose_source(
     reason = _why_not_at_all(request, candidates, computing, policy)
     if reason in _UNSEEN:
         return SourceChoice(None, reason, (), delta, generation)
-    depths = _servable_tokens(candidates)
+    depths = servable_tokens(candidates)
     holders_total = len(depths) - depths.count(0)
     if reason is not None or not holders_total:
         reason = reason or SourceReason.NO_HOLDER
@@ -90,11 +89,11 @@ def choose_source(
         return SourceChoice(None, refused[0][1], (), delta, generation, 0, refused, holders, holders_total)
     sampled = _sample(band.weights, sampling_coordinate(request.request_id))
     chosen = band.rows[sampled]
-    servable_tokens = chosen.match.servable_tokens
+    servable = chosen.match.servable_tokens
     terms = selection.terms(chosen)
     delta = terms.min_cached_token_delta or 0
     # what another request is bringing there counts: a second pull would move the same bytes again
-    gain_tokens = servable_tokens - computing.match.expected_tokens
+    gain_tokens = servable - computing.match.expected_tokens
     source, predicted, by_cost = None, None, False
     if chosen.endpoint.id == computing.endpoint.id:
         reason = SourceReason.LOCAL_BEST
@@ -105,7 +104,7 @@ def choose_source(
         reason = _verdict(gain_tokens, delta, predicted if by_cost else None)
     if reason is SourceReason.PULL:
         verified = chosen.metrics.info is not None and computing.metrics.info is not None
-        source = KvSource(chosen.endpoint, servable_tokens, gain_tokens, verified)
+        source = KvSource(chosen.endpoint, servable, gain_tokens, verified)
     considered = tuple(
         (band.rows[i].endpoint.id, band.rows[i].match.servable_tokens, band.weights[i])
         for i in _window(sampled, len(band.rows))
@@ -146,14 +145,6 @@ def _why_not_at_all(
     if not computing.match.state.has_claim:
         return SourceReason.DESTINATION_UNKNOWN
     return None
-
-
-def _servable_tokens(candidates: Sequence[Candidate]) -> list[int]:
-    """`PrefixMatch.servable_tokens` of each, without a call for each of a thousand."""
-    return [
-        m.cpu_blocks * m.block_size_tokens if m.state is _LIVE or m.state is _PARTIAL else 0
-        for m in [c.match for c in candidates]
-    ]
 
 
 def _sample(weights: Sequence[float], coordinate: float) -> int:

@@ -7,10 +7,10 @@ rows that somebody will look at are made.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from epp.core.columns import add_weighted
 from epp.core.errors import NoEndpoints
 from epp.core.plugin import Filter, Picker, Scorer
 from epp.core.types import MAX_RECORDED, Candidate, ScheduleContext, ScoredCandidate
@@ -87,14 +87,6 @@ def _score(profile: Profile, context: ScheduleContext, candidates: Sequence[Cand
     columns: list[tuple[str, Sequence[float]]] = []
     totals = [0.0] * len(candidates)
     for scorer, weight in profile.scorers:
-        scores = _bounded(scorer.score(context, candidates))
+        scores, totals = add_weighted(totals, scorer.score(context, candidates), weight)
         columns.append((scorer.name, scores))
-        totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
     return _ScoreTable(candidates, columns, totals)
-
-
-def _bounded(scores: Sequence[float]) -> Sequence[float]:
-    """Scores in [0, 1]; what is no number counts 0. Nearly always there is nothing to mend."""
-    if math.isfinite(sum(scores)) and min(scores) >= 0.0 and max(scores) <= 1.0:
-        return scores
-    return [min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0 for score in scores]

@@ -232,8 +232,7 @@ class SourceChoice:
 MAX_RECORDED = 8  # of many candidates, in a record
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredCandidate:
+class ScoredCandidate(NamedTuple):
     """A candidate with its weighted sum and the parts of it, by plugin name."""
 
     candidate: Candidate

@@ -9,9 +9,11 @@ import enum
 
 from epp.core.types import Outcome
 from epp.extproc import events as ev
+from epp.extproc.grpc_answer import GrpcAnswer
 from epp.extproc.usage import OutputDetector, UsageScanner
 from epp.extproc.wire import MAX_BODY_CHUNK_BYTES
 
+_GRPC = "application/grpc"  # or with `+proto`
 _DONE = b"data: [DONE]"  # ends an SSE answer; what stands before it in the same piece is not looked at
 
 
@@ -33,7 +35,7 @@ class Answer:
         "_served_by",
         "_size_bytes",
         "_streamed",
-        "encoded",
+        "encodings",
         "has_body",
         "may_hold_bytes",
         "status",
@@ -42,14 +44,18 @@ class Answer:
     def __init__(self) -> None:
         self.status: int | None = None
         self.has_body = False
-        self.encoded = False
+        self.encodings: tuple[str, ...] = ()
         self.may_hold_bytes = 0  # of the body, until its end: of a document of known length, nothing is late
         self._served_by: str | None = None
-        self._scanner = UsageScanner()
-        self._detector: OutputDetector | None = None
+        self._scanner: UsageScanner | GrpcAnswer = UsageScanner()
+        self._detector: OutputDetector | GrpcAnswer | None = None
         self._first_token = False
         self._streamed = False
         self._size_bytes = 0
+
+    @property
+    def encoded(self) -> bool:
+        return bool(self.encodings)
 
     @property
     def good(self) -> bool:
@@ -60,13 +66,16 @@ class Answer:
         self.status = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else None
         self._served_by = event.served_by
         kind = (event.headers.first("content-type") or "").partition(";")[0].strip().lower()
-        encodings = ",".join(event.headers.all("content-encoding")).lower().split(",")
-        self.encoded = any(name.strip() not in ("", "identity") for name in encodings)
+        names = (name.strip() for name in ",".join(event.headers.all("content-encoding")).lower().split(","))
+        self.encodings = tuple(name for name in names if name not in ("", "identity"))
         length = event.headers.first("content-length") or ""
         if kind == "application/json" and length.isascii() and length.isdigit() and len(length) <= 9:
             self.may_hold_bytes = int(length) if int(length) <= MAX_BODY_CHUNK_BYTES else 0
-        self._streamed = kind == "text/event-stream"
-        self._detector = OutputDetector() if self._streamed and not self.encoded else None
+        self._streamed = kind == "text/event-stream" or kind.startswith(_GRPC)
+        if kind.startswith(_GRPC):
+            self._detector = self._scanner = GrpcAnswer()  # one reader for both
+        elif self._streamed and not self.encoded:
+            self._detector = OutputDetector()
 
     def feed(self, body: bytes) -> Output:
         """Look at the bytes. Of an answer that cannot be read, the first bytes are the first output."""
@@ -74,7 +83,7 @@ class Answer:
             return Output.NONE
         self.has_body = True
         self._size_bytes += len(body)
-        if not self.encoded:
+        if not self.encoded and self._scanner is not self._detector:
             self._scanner.feed(body)
         if self.status is not None and not self.good:
             return Output.NONE

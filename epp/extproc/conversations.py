@@ -99,7 +99,11 @@ class Conversations:
         self.stats.deciding -= 1
 
     def abandon(self, task: asyncio.Task[ev.Routing]) -> None:
-        """Nobody waits for this decision any more. What it booked all the same is finished."""
+        """Nobody waits for this decision any more. What it booked all the same is finished: at once where it
+        has been made, so that nothing stays booked for a turn of the loop that `settle` does not wait for."""
+        if task.done():
+            self._abandoned_ended(task)
+            return
         task.cancel()
         task.add_done_callback(self._abandoned_ended)
 

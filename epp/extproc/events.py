@@ -80,8 +80,8 @@ class RequestHead:
 class Routing:
     """The handler's answer. `destination`: `ip:port[,ip:port]`. `body` None: forwarded as it came.
     `token` is the handler's own name for this decision; it comes back untouched. `rename_model`: what the
-    engine will call its model, and what the client is to read (full-duplex answers that are not
-    compressed). `served_header`: a response header that is to say who served."""
+    engine will call its model, and what the client is to read. `served_header`: a response header that is to
+    say who served."""
 
     destination: str
     set_headers: Mapping[str, str] = field(default_factory=dict)
@@ -214,6 +214,15 @@ class KeepBody:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceBody:
+    """Every other mode: this body message of an answer goes on as `body`. `whole`: it is all of the answer,
+    so that its length changes with it."""
+
+    body: bytes
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SendTrailers:
     direction: Direction
 
@@ -273,6 +282,7 @@ Action = (
     | SendBufferedRequest
     | SendBodyPiece
     | KeepBody
+    | ReplaceBody
     | SendTrailers
     | SendResponseHeaders
     | SendImmediate

@@ -91,6 +91,8 @@ def write(action: ev.Action) -> pb.ProcessingResponse | None:
             response.request_headers.response.SetInParent()
         case ev.KeepBody(direction):
             _body_response(response, direction).SetInParent()
+        case ev.ReplaceBody(body, whole):
+            _replace(_body_response(response, ev.Direction.RESPONSE), body, whole=whole)
         case ev.SendTrailers(ev.Direction.REQUEST):
             response.request_trailers.SetInParent()
         case ev.SendTrailers():
@@ -211,7 +213,15 @@ def _write_buffered(
     common = _body_response(response, ev.Direction.REQUEST)
     _route(response, common, destination, edit)
     if body is not None:
+        _replace(common, body, whole=True)
+
+
+def _replace(common: pb.CommonResponse, body: bytes, *, whole: bool) -> None:
+    if body:
         common.body_mutation.body = body
+    else:
+        common.body_mutation.clear_body = True
+    if whole:
         # Envoy answers 500 where a present length and the new body differ; a chunked body has none
         _set(common.header_mutation, "content-length", str(len(body)), _OVERWRITE_PRESENT)
 

@@ -17,6 +17,7 @@ from typing import Final
 from epp.extproc import events as ev
 from epp.extproc import wire
 from epp.extproc.answer import Answer, Output
+from epp.extproc.body_edit import BodyEdit, edit_of, kept_or_replaced
 from epp.extproc.model_name import ModelNameEdit
 from epp.extproc.phases import (
     REQUEST_TRANSITIONS,
@@ -56,7 +57,7 @@ class Session:
         self._has_trailers = False
         self._response_edit = ev.HeaderEdit()
         self._served_header: str | None = None
-        self._model_name: ModelNameEdit | None = None
+        self._model_name: BodyEdit | None = None
         self._answer = Answer()
         self._held = b""  # of an answer's body
         self._finished = False
@@ -217,8 +218,8 @@ class Session:
         self._answer.begin(event)
         if self._answer.good and self._answer.encoded:
             yield ev.Degraded(ev.Degradation.ENCODED_RESPONSE)
-        if self._answer.encoded:
-            self._model_name = None
+        if self._model_name is not None:
+            self._model_name = edit_of(self._model_name, self._answer.encodings, self._modes.response)
         yield ev.SendResponseHeaders(self._edit_response(event.served_by))
         yield from self._finish_if_done()
 
@@ -234,7 +235,7 @@ class Session:
         if self._modes.response is ev.BodyMode.FULL_DUPLEX_STREAMED:
             yield from self._pass_body(event)
         else:
-            yield ev.KeepBody(ev.Direction.RESPONSE)
+            yield kept_or_replaced(self._model_name, event.body, self._modes.response)
         output = self._answer.feed(event.body)
         if output is not Output.NONE:
             yield ev.FirstToken() if output is Output.FIRST else ev.MoreTokens()

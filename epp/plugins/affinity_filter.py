@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from epp.core.columns import matched_shares
 from epp.core.types import Candidate, ScheduleContext
 from epp.plugins.parameters import Parameters, Share
 from epp.plugins.plugin_type import (
@@ -28,7 +29,7 @@ from epp.plugins.plugin_type import (
     PrefixReader,
     TierWeights,
 )
-from epp.plugins.prefix_scorer import matched_shares, prompt_tokens_of
+from epp.plugins.prefix_scorer import prompt_tokens_of
 
 
 class PrefixCacheAffinityParameters(Parameters):
@@ -72,7 +73,9 @@ class PrefixCacheAffinityFilter:
         tokens = prompt_tokens_of(context, self.prefix)
         warm: list[Candidate] = []
         others: list[Candidate] = []
-        shares = matched_shares(map(self.prefix, candidates), tokens, self.weights)
+        shares = matched_shares(
+            list(map(self.prefix, candidates)), tokens, self.weights.device, self.weights.cpu
+        )
         for candidate, share in zip(candidates, shares, strict=True):
             (others if share is None or share < self.threshold else warm).append(candidate)
         if not warm or not others:

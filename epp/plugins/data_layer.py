@@ -63,5 +63,6 @@ ROWS = (
     PluginType("openai-parser", Kind.PARSER),
     PluginType("anthropic-parser", Kind.PARSER),
     PluginType("vllmhttp-parser", Kind.PARSER),
+    PluginType("vllmgrpc-parser", Kind.PARSER),
     PluginType("passthrough-parser", Kind.PARSER),
 )

@@ -64,7 +64,6 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "dcgm-extractor": _GPU,
     "multicluster-metrics-data-source": _MULTICLUSTER,
     # parsers
-    "vllmgrpc-parser": "gRPC to engines is not parsed; use passthrough-parser, which routes by load",
     "sglanghttp-parser": "use openai-parser: SGLang's OpenAI paths are understood",
     "vertexai-parser": "use passthrough-parser, which routes by load",
 }

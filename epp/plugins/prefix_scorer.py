@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
 
+from epp.core.columns import matched_shares
 from epp.core.types import Candidate, PrefixMatch, ScheduleContext
 from epp.plugins.parameters import MAX_TOKENS, Parameters, Share
 from epp.plugins.plugin_type import (
@@ -21,38 +22,13 @@ from epp.plugins.plugin_type import (
 )
 from epp.plugins.unknown import fill_unknown
 
-__all__ = ["ROWS", "PrefixCacheScorer", "PrefixCacheScorerParameters", "TierWeights", "matched_shares"]
+__all__ = ["ROWS", "PrefixCacheScorer", "PrefixCacheScorerParameters", "TierWeights"]
 
 
 class PrefixCacheScorerParameters(Parameters):
     prefix_match_info_producer_name: str | None = None
     match_length_weight: Share = 0.0  # share of the score that follows the absolute length
     match_length_scale_tokens: int = Field(default=8192, ge=1, le=MAX_TOKENS)
-
-
-def matched_shares(
-    matches: Iterable[PrefixMatch], prompt_tokens: int, weights: TierWeights
-) -> list[float | None]:
-    """Tier-weighted share of the prompt's whole blocks, of each; None: not known.
-
-    Blocks beyond the device prefix count with the CPU weight, so a device block behind a hole
-    counts as CPU: the index reports prefixes, not maps. Speculative blocks beyond those count as
-    device blocks: that is where they are being computed.
-    """
-    on_device, on_cpu = weights.device, weights.cpu
-    shares: list[float | None] = []
-    for state, blocks, device, _, size, _, speculative in matches:
-        if not state.has_claim:
-            shares.append(None)
-            continue
-        total_blocks = prompt_tokens // size if size else 0
-        if not total_blocks:
-            shares.append(0.0)
-            continue
-        beyond = blocks - device
-        near = speculative - beyond if speculative > blocks else device
-        shares.append((near * on_device + beyond * on_cpu) / total_blocks)
-    return shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +45,7 @@ class PrefixCacheScorer:
         prompt_tokens = prompt_tokens_of(context, self.prefix)
         weights = self.weights
         matches = list(map(self.prefix, candidates))
-        shares = matched_shares(matches, prompt_tokens, weights)
+        shares = matched_shares(matches, prompt_tokens, weights.device, weights.cpu)
         if self.length_weight:
             shares = [self._with_length(s, m) for s, m in zip(shares, matches, strict=True)]
         return fill_unknown(shares)

@@ -27,6 +27,7 @@ from epp.request.prompts import (
 )
 from epp.request.shapes import chat, completions, messages, responses, tokens_in
 from epp.request.shapes.fields import read_cache_salt
+from epp.request.shapes.vllm_grpc import GRPC_PATHS, parse_grpc
 
 __all__ = [
     "MATCHED_PATHS",
@@ -67,8 +68,8 @@ MATCHED_PATHS: Final = tuple(_SHAPES)
 def parse_request(body: bytes, path: str, headers: Mapping[str, str]) -> ParsedRequest:
     """Understand one request. `headers` has lower-case names.
 
-    Cases: no body -> by load; a path with prompts -> its prompt; any other path -> by load, with the
-    model where the body names one.
+    Cases: no body -> by load; a path with prompts, or a call of vLLM's gRPC API -> its prompt; any other
+    path -> by load, with the model where the body names one.
 
     Raises:
         BadRequest: a path with prompts, a JSON content type, and a body that is no JSON.
@@ -77,6 +78,8 @@ def parse_request(body: bytes, path: str, headers: Mapping[str, str]) -> ParsedR
     kind = shape.kind if shape else RequestKind.OTHER
     if not body:
         return ParsedRequest(kind, no_prompt=Reason.NO_BODY)
+    if shape is None and path.endswith(GRPC_PATHS):
+        return parse_grpc(body)
     try:
         fields = _read_fields(body, headers, may_refuse=shape is not None)
     except NoPrompt as reason:

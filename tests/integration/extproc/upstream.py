@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -16,6 +17,7 @@ EVENTS = [
     b"data: [DONE]\n\n",
 ]
 ANSWER = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1}}'
+NAMED = b'{"id":"1", "model": "m"}'
 
 
 @dataclass
@@ -47,7 +49,10 @@ class Upstream:
         if request.path == "/stream":
             return await self._stream(request)
         if request.path == "/named":
-            return web.Response(body=b'{"id":"1", "model": "m"}', content_type="application/json")
+            return web.Response(body=NAMED, content_type="application/json")
+        if request.path == "/compressed":  # whatever the request allows
+            headers = {"content-encoding": "gzip"}
+            return web.Response(body=gzip.compress(NAMED), content_type="application/json", headers=headers)
         return web.Response(body=ANSWER, content_type="application/json", headers={"x-upstream": self.name})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
