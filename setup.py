@@ -1,6 +1,6 @@
-"""Builds the compiled index and event scan where Cython and a C compiler are; the rest: pyproject.toml.
+"""Builds the compiled index, event scan and simulated tier where Cython and a C compiler are.
 
-Without them kvpull installs and works the same with the pure Python index, and says so at start-up.
+The rest is in pyproject.toml. Without them kvpull installs and works the same in pure Python, and says so at start-up.
 """
 
 import importlib.util
@@ -26,6 +26,7 @@ _INDEX = Extension(
         "epp/core/_u64_map.h",
     ],
 )
+_TIER = Extension("simulator._compiled_tier", ["simulator/_compiled_tier.pyx"])
 
 
 def _extensions() -> list[Extension]:
@@ -33,7 +34,7 @@ def _extensions() -> list[Extension]:
         return []
     from Cython.Build import cythonize
 
-    built: list[Extension] = cythonize([_INDEX, _SCAN], build_dir="build", language_level=3)
+    built: list[Extension] = cythonize([_INDEX, _SCAN, _TIER], build_dir="build", language_level=3)
     for extension in built:
         extension.optional = True  # cythonize forgets it; without a compiler the install goes on
     return built

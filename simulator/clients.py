@@ -42,7 +42,8 @@ class RateStages:
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"rates {seed}")
-        pool = [random_tokens(rng, self.prefix_tokens) for _ in range(self.prefixes)]
+        size = fleet.shape.shape.block_tokens
+        pool = [Content.of(random_tokens(rng, self.prefix_tokens), size) for _ in range(self.prefixes)]
         stages = []
         for skew in self.zipf:
             weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
@@ -57,7 +58,7 @@ class RateStages:
         self,
         fleet: Fleet,
         rng: random.Random,
-        pool: list[array[int]],
+        pool: list[Content],
         weights: list[float],
         rate_per_s: float,
         for_s: float,
@@ -72,9 +73,9 @@ class RateStages:
         fleet.run()
         return stage
 
-    def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: array[int], fresh: array[int]) -> None:
-        content = Content.of(shared + fresh, fleet.shape.shape.block_tokens)
-        prompt_tokens = len(shared) + self.question_tokens
+    def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: Content, fresh: array[int]) -> None:
+        content = shared.followed_by(fresh)
+        prompt_tokens = self.prefix_tokens + self.question_tokens
         stage.records.append(
             fleet.submit(
                 content, prompt_tokens, self.output_tokens, tag=str(prefix), timeout_s=self.timeout_s
@@ -128,7 +129,7 @@ class Conversations:
     def _once(self, fleet: Fleet, scripts: list[Script], seed: int, name: str) -> Stage:
         rng = random.Random(f"conversations {seed}")  # the same texts in every run
         stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
-        texts = [self._text(rng, script) for script in scripts]
+        texts = [_Text(script.opening, self._answers(rng, script)) for script in scripts]
         waiting = iter([_Conversation(self, fleet, stage, s, t) for s, t in zip(scripts, texts, strict=True)])
 
         def begin_next() -> None:
@@ -143,17 +144,29 @@ class Conversations:
         fleet.run()
         return stage
 
-    def _text(self, rng: random.Random, script: Script) -> array[int]:
+    def _answers(self, rng: random.Random, script: Script) -> array[int]:
         return random_tokens(rng, sum(t.question_tokens + t.output_tokens for t in script.turns))
 
 
+@dataclass(slots=True)
+class _Text:
+    """All that a conversation will say, made and named when it begins."""
+
+    opening: array[int]
+    following: array[int]
+    _whole: Content | None = None
+
+    def first(self, tokens: int, block_tokens: int) -> Content:
+        if self._whole is None:
+            self._whole = Content.of(self.opening + self.following, block_tokens)
+        return self._whole.first(tokens)
+
+
 class _Conversation:
-    def __init__(
-        self, rules: Conversations, fleet: Fleet, stage: Stage, script: Script, text: array[int]
-    ) -> None:
+    def __init__(self, rules: Conversations, fleet: Fleet, stage: Stage, script: Script, text: _Text) -> None:
         self._rules, self._fleet, self._stage, self._script = rules, fleet, stage, script
         self._text = text
-        self._position = 0  # in the text
+        self._position = len(script.opening)  # in the text
         self._number = 0
         self.on_end = _nothing
 
@@ -163,11 +176,10 @@ class _Conversation:
             return
         turn = self._script.turns[self._number]
         end = self._position + turn.question_tokens + turn.output_tokens
-        tokens = self._script.opening + self._text[:end]
         self._stage.records.append(
             self._fleet.submit(
-                Content.of(tokens, self._fleet.shape.shape.block_tokens),
-                len(tokens) - turn.output_tokens,
+                self._text.first(end, self._fleet.shape.shape.block_tokens),
+                end - turn.output_tokens,
                 turn.output_tokens,
                 tag=f"turn {self._number}",
                 timeout_s=self._rules.timeout_s,

@@ -15,8 +15,9 @@ from engine_plugin.identity import EndpointId
 from epp.config import EppConfig
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
-from epp.core.events import Event, EventBatch, ReplayNeeded
+from epp.core.events import ReplayNeeded
 from epp.core.index_choice import choose_index
+from epp.core.packed_events import PackedBatch
 from epp.core.thresholds import PullSettings, everywhere
 from epp.core.types import (
     Endpoint,
@@ -30,9 +31,10 @@ from simulator.life import RequestLife, ignore, ignore_end
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
-from simulator.timeline import Timeline
+from simulator.timeline import Timeline, seldom_collecting
 
 _INDEX_SEED = b"simulated picker"
+_SAME_FOR_S = 0.1  # half of the shortest time after which a plugin calls figures stale
 ROLE_LABEL = "llm-d.ai/role"
 
 
@@ -86,6 +88,7 @@ class Fleet:
         self._open = 0
         self._scraping = False
         self._info: dict[EndpointId, EngineInfo] = {}
+        self._shown: dict[EndpointId, tuple[tuple[int, int, float] | None, float]] = {}
         for number, role in enumerate(self._roles()):
             self.add_engine(number, role)
         if shape.warm_sessions:
@@ -127,6 +130,7 @@ class Fleet:
         engine.alive = False
         self.picker.cache.on_disconnect(endpoint_id, self.timeline.now_s)
         self.picker.remove_endpoint(endpoint_id)
+        self._shown.pop(endpoint_id, None)
         engine.lose_everything()
         self.pulls.forget_engine(engine.name)
         self.timeline.after(down_s, self._back, endpoint_id)
@@ -150,15 +154,15 @@ class Fleet:
             result = cache.on_replay_end(endpoint_id, True, now_s)
 
     # --- what the picker hears --------------------------------------------------------------------
-    def _publish(self, endpoint_id: EndpointId, events: list[Event]) -> None:
+    def _publish(self, endpoint_id: EndpointId, batch: PackedBatch) -> None:
         stream = self._streams[endpoint_id]
-        batch = EventBatch(tuple(events), digest=stream.epoch << 32 | stream.seq)
+        batch = batch._replace(digest=stream.epoch << 32 | stream.seq)
         self.timeline.after(
             self.shape.event_delay_s, self._deliver, endpoint_id, stream.epoch, stream.seq, batch
         )
         stream.seq += 1
 
-    def _deliver(self, endpoint_id: EndpointId, epoch: int, seq: int, batch: EventBatch) -> None:
+    def _deliver(self, endpoint_id: EndpointId, epoch: int, seq: int, batch: PackedBatch) -> None:
         if epoch == self._streams[endpoint_id].epoch:
             self.picker.cache.on_batch(endpoint_id, seq, batch, self.timeline.now_s)
 
@@ -171,13 +175,19 @@ class Fleet:
             self.timeline.after(self.shape.scrape_s, self._scrape)
 
     def _scrape_one(self, endpoint_id: EndpointId, engine: SimulatedEngine) -> None:
+        """A scrape that shows nothing new is passed on only now and then, so that it stays fresh."""
+        shown = (engine.waiting, engine.running, engine.kv_usage)
+        last, at_s = self._shown.get(endpoint_id, (None, 0.0))
+        if shown == last and self.timeline.now_s - at_s < _SAME_FOR_S:
+            return
+        self._shown[endpoint_id] = (shown, self.timeline.now_s)
         self.picker.update_metrics(
             endpoint_id,
             EndpointMetrics(
                 scraped_at_s=self.timeline.now_s,
-                waiting_requests=float(engine.waiting),
-                running_requests=float(engine.running),
-                kv_usage=engine.kv_usage,
+                waiting_requests=float(shown[0]),
+                running_requests=float(shown[1]),
+                kv_usage=shown[2],
                 block_size_tokens=self.shape.shape.block_tokens,
                 info=self._info[endpoint_id],
             ),
@@ -224,7 +234,8 @@ class Fleet:
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        self.timeline.run()
+        with seldom_collecting():
+            self.timeline.run()
 
     def check(self) -> None:
         """Raises if bytes, blocks or load have been lost: for tests, after a run."""
