@@ -1,6 +1,6 @@
 """Builds the compiled index, event scan and simulated tier where Cython and a C compiler are.
 
-The rest is in pyproject.toml. Without them kvpull installs and works the same in pure Python, and says so at start-up.
+The rest is in pyproject.toml. Without them kvpull works the same in pure Python, and says so at start-up.
 """
 
 import importlib.util

@@ -39,7 +39,7 @@ class Tier(Protocol):
         """None, and no change: there are not so many."""
 
     def commit_all(self, slots: SlotNumbers, names: Names) -> bytes:
-        """Name them in order; 1 where the name is new, 0 where another slot has it: this one has none then."""
+        """Name them in order; 1 where the name is new, 0 where another slot has it: then no name."""
 
     def store(self, names: Names) -> tuple[bytes, Names]:
         """Take in what is missing, as far as there is room, unreferenced: 1 where new; and the evicted."""
