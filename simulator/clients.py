@@ -5,6 +5,7 @@ Everything random comes from a generator of the run's seed, so arms of one seed 
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,17 @@ from dataclasses import dataclass, field
 from simulator.fleet import Fleet
 from simulator.prompts import Content, random_tokens
 from simulator.requests import Record
+
+Size = int | tuple[float, float, int, int]  # a number, or (median, mean, low, high) of a cut lognormal
+
+
+def draw(rng: random.Random, size: Size) -> int:
+    """A number of tokens."""
+    if isinstance(size, int):
+        return size
+    median, mean, low, high = size
+    spread = math.sqrt(2 * math.log(mean / median))
+    return min(max(round(rng.lognormvariate(math.log(median), spread)), low), high)
 
 
 @dataclass(slots=True)
@@ -30,7 +42,7 @@ class RateStages:
     """Open loop: Poisson arrivals over a pool of shared prefixes, one stage after the other has drained."""
 
     prefixes: int
-    prefix_tokens: int
+    prefix_tokens: Size
     question_tokens: int
     output_tokens: int
     rates_per_s: tuple[float, ...]
@@ -43,7 +55,9 @@ class RateStages:
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"rates {seed}")
         size = fleet.shape.shape.block_tokens
-        pool = [Content.of(random_tokens(rng, self.prefix_tokens), size) for _ in range(self.prefixes)]
+        pool = [
+            Content.of(random_tokens(rng, draw(rng, self.prefix_tokens)), size) for _ in range(self.prefixes)
+        ]
         stages = []
         for skew in self.zipf:
             weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
@@ -75,7 +89,7 @@ class RateStages:
 
     def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: Content, fresh: array[int]) -> None:
         content = shared.followed_by(fresh)
-        prompt_tokens = self.prefix_tokens + self.question_tokens
+        prompt_tokens = len(shared.tokens) + self.question_tokens
         stage.records.append(
             fleet.submit(
                 content, prompt_tokens, self.output_tokens, tag=str(prefix), timeout_s=self.timeout_s
@@ -201,6 +215,31 @@ class _Conversation:
             self.on_end()
             return
         self._fleet.timeline.after(self._script.turns[self._number].think_s, self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Closed loop over one fresh prefix: warm-ups in turn, then `requests` by `concurrency` clients."""
+
+    prefix_tokens: int
+    question_tokens: int
+    output_tokens: int
+    warm_ups: int
+    requests: int
+    concurrency: int
+    burst_s: float
+
+    def run(self, fleet: Fleet, seed: int) -> list[Stage]:
+        prefix = random_tokens(random.Random(f"shared {seed}"), self.prefix_tokens)
+        script = Script(prefix, (Turn(self.question_tokens, self.output_tokens),))
+        stages: list[Stage] = []
+        for name, count, clients in (
+            ("warm-up", self.warm_ups, 1),
+            ("measured", self.requests, self.concurrency),
+        ):
+            conversations = Conversations(clients, self.burst_s, (name,))
+            stages += conversations.run(fleet, [script] * count, seed + len(stages) * 1_000_003)
+        return stages
 
 
 def _nothing() -> None:
