@@ -1,6 +1,6 @@
-"""Builds the compiled index, columns and event scan where Cython and a C compiler are; see pyproject.toml.
+"""Builds the compiled index, columns, event scan and simulated tier where Cython and a C compiler are.
 
-Without them kvpull installs and works the same with the pure Python index, and says so at start-up.
+The rest is in pyproject.toml. Without them kvpull works the same in pure Python, and says so at start-up.
 """
 
 import importlib.util
@@ -27,6 +27,7 @@ _INDEX = Extension(
     ],
 )
 _COLUMNS = Extension("epp.core._compiled_columns", ["epp/core/_compiled_columns.pyx"])
+_TIER = Extension("simulator._compiled_tier", ["simulator/_compiled_tier.pyx"])
 
 
 def _extensions() -> list[Extension]:
@@ -34,7 +35,8 @@ def _extensions() -> list[Extension]:
         return []
     from Cython.Build import cythonize
 
-    built: list[Extension] = cythonize([_INDEX, _COLUMNS, _SCAN], build_dir="build", language_level=3)
+    sources = [_INDEX, _COLUMNS, _SCAN, _TIER]
+    built: list[Extension] = cythonize(sources, build_dir="build", language_level=3)
     for extension in built:
         extension.optional = True  # cythonize forgets it; without a compiler the install goes on
     return built

@@ -5,6 +5,7 @@ Everything random comes from a generator of the run's seed, so arms of one seed 
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,17 @@ from dataclasses import dataclass, field
 from simulator.fleet import Fleet
 from simulator.prompts import Content, random_tokens
 from simulator.requests import Record
+
+Size = int | tuple[float, float, int, int]  # a number, or (median, mean, low, high) of a cut lognormal
+
+
+def draw(rng: random.Random, size: Size) -> int:
+    """A number of tokens."""
+    if isinstance(size, int):
+        return size
+    median, mean, low, high = size
+    spread = math.sqrt(2 * math.log(mean / median))
+    return min(max(round(rng.lognormvariate(math.log(median), spread)), low), high)
 
 
 @dataclass(slots=True)
@@ -30,7 +42,7 @@ class RateStages:
     """Open loop: Poisson arrivals over a pool of shared prefixes, one stage after the other has drained."""
 
     prefixes: int
-    prefix_tokens: int
+    prefix_tokens: Size
     question_tokens: int
     output_tokens: int
     rates_per_s: tuple[float, ...]
@@ -42,7 +54,10 @@ class RateStages:
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"rates {seed}")
-        pool = [random_tokens(rng, self.prefix_tokens) for _ in range(self.prefixes)]
+        size = fleet.shape.shape.block_tokens
+        pool = [
+            Content.of(random_tokens(rng, draw(rng, self.prefix_tokens)), size) for _ in range(self.prefixes)
+        ]
         stages = []
         for skew in self.zipf:
             weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
@@ -57,7 +72,7 @@ class RateStages:
         self,
         fleet: Fleet,
         rng: random.Random,
-        pool: list[array[int]],
+        pool: list[Content],
         weights: list[float],
         rate_per_s: float,
         for_s: float,
@@ -72,9 +87,9 @@ class RateStages:
         fleet.run()
         return stage
 
-    def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: array[int], fresh: array[int]) -> None:
-        content = Content.of(shared + fresh, fleet.shape.shape.block_tokens)
-        prompt_tokens = len(shared) + self.question_tokens
+    def _send(self, fleet: Fleet, stage: Stage, prefix: int, shared: Content, fresh: array[int]) -> None:
+        content = shared.followed_by(fresh)
+        prompt_tokens = len(shared.tokens) + self.question_tokens
         stage.records.append(
             fleet.submit(
                 content, prompt_tokens, self.output_tokens, tag=str(prefix), timeout_s=self.timeout_s
@@ -128,7 +143,7 @@ class Conversations:
     def _once(self, fleet: Fleet, scripts: list[Script], seed: int, name: str) -> Stage:
         rng = random.Random(f"conversations {seed}")  # the same texts in every run
         stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
-        texts = [self._text(rng, script) for script in scripts]
+        texts = [_Text(script.opening, self._answers(rng, script)) for script in scripts]
         waiting = iter(
             [
                 _Conversation(self, fleet, stage, s, t, f"{name} {n}")
@@ -148,8 +163,22 @@ class Conversations:
         fleet.run()
         return stage
 
-    def _text(self, rng: random.Random, script: Script) -> array[int]:
+    def _answers(self, rng: random.Random, script: Script) -> array[int]:
         return random_tokens(rng, sum(t.question_tokens + t.output_tokens for t in script.turns))
+
+
+@dataclass(slots=True)
+class _Text:
+    """All that a conversation will say, made and named when it begins."""
+
+    opening: array[int]
+    following: array[int]
+    _whole: Content | None = None
+
+    def first(self, tokens: int, block_tokens: int) -> Content:
+        if self._whole is None:
+            self._whole = Content.of(self.opening + self.following, block_tokens)
+        return self._whole.first(tokens)
 
 
 class _Conversation:
@@ -159,13 +188,13 @@ class _Conversation:
         fleet: Fleet,
         stage: Stage,
         script: Script,
-        text: array[int],
+        text: _Text,
         session: str,
     ) -> None:
         self._session = session
         self._rules, self._fleet, self._stage, self._script = rules, fleet, stage, script
         self._text = text
-        self._position = 0  # in the text
+        self._position = len(script.opening)  # in the text
         self._number = 0
         self.on_end = _nothing
 
@@ -175,11 +204,10 @@ class _Conversation:
             return
         turn = self._script.turns[self._number]
         end = self._position + turn.question_tokens + turn.output_tokens
-        tokens = self._script.opening + self._text[:end]
         self._stage.records.append(
             self._fleet.submit(
-                Content.of(tokens, self._fleet.shape.shape.block_tokens),
-                len(tokens) - turn.output_tokens,
+                self._text.first(end, self._fleet.shape.shape.block_tokens),
+                end - turn.output_tokens,
                 turn.output_tokens,
                 tag=f"turn {self._number}",
                 session=self._session,
@@ -202,6 +230,31 @@ class _Conversation:
             self.on_end()
             return
         self._fleet.timeline.after(self._script.turns[self._number].think_s, self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Closed loop over one fresh prefix: warm-ups in turn, then `requests` by `concurrency` clients."""
+
+    prefix_tokens: int
+    question_tokens: int
+    output_tokens: int
+    warm_ups: int
+    requests: int
+    concurrency: int
+    burst_s: float
+
+    def run(self, fleet: Fleet, seed: int) -> list[Stage]:
+        prefix = random_tokens(random.Random(f"shared {seed}"), self.prefix_tokens)
+        script = Script(prefix, (Turn(self.question_tokens, self.output_tokens),))
+        stages: list[Stage] = []
+        for name, count, clients in (
+            ("warm-up", self.warm_ups, 1),
+            ("measured", self.requests, self.concurrency),
+        ):
+            conversations = Conversations(clients, self.burst_s, (name,))
+            stages += conversations.run(fleet, [script] * count, seed + len(stages) * 1_000_003)
+        return stages
 
 
 def _nothing() -> None:

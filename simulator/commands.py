@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables.add_argument("--seeds", type=_count, help="instead of what the experiments say")
     tables.add_argument("--jobs", type=_count, default=1, help="processes")
     tables.add_argument("--variants", action="store_true", help="also each assumption changed, one seed")
+    tables.add_argument(
+        "--keep", type=Path, metavar="FILE", help="results that have ended, to go on from after a stop"
+    )
     tables.set_defaults(run=_tables)
 
 
@@ -68,6 +71,7 @@ def _roles(text: str) -> dict[str, int]:
 
 
 def _tables(arguments: argparse.Namespace) -> int:
+    from simulator.kept_results import KeptResults
     from simulator.tables import write_tables
 
     for path in write_tables(
@@ -76,6 +80,7 @@ def _tables(arguments: argparse.Namespace) -> int:
         seeds=arguments.seeds,
         processes=arguments.jobs,
         variants=arguments.variants,
+        kept=KeptResults(arguments.keep) if arguments.keep else None,
     ):
         print(path)
     return 0

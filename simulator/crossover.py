@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from epp.core.events import Event
 from epp.engine_model.network import FairNetwork
 from epp.engine_model.profile import ModelProfile
 from simulator.calibration import TAIL_TOKENS, CalibratedModel
@@ -73,16 +72,13 @@ def measure_ms(
 
 
 def _engine(name: str, profile: ModelProfile, timeline: Timeline, transfers: Pulls) -> SimulatedEngine:
-    def publish(_: list[Event]) -> None:
-        return None
-
     engine = SimulatedEngine(
         name,
         _SHAPE,
         profile,
         timeline,
         pull=lambda request, first: transfers.begin(engine, request, first),
-        publish=publish,
+        publish=lambda _: None,
     )
     return engine
 

@@ -8,19 +8,22 @@ full. Runs of equal decode steps are done at once and cut short when something c
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epp.core.events import Event
+from epp.core.packed_events import PackedBatch
 from epp.core.types import CacheTier
 from epp.engine_model.batching import Portion, has_budget_left, plan_step
-from epp.engine_model.cache import PagedCache
 from epp.engine_model.profile import ModelProfile
 from epp.engine_model.timing import PrefillChunk
 from simulator.event_log import EventLog
 from simulator.requests import EngineRequest
+from simulator.tiers import EngineTiers, SlotNumbers
 from simulator.timeline import Timeline
+
+_NO_SLOTS: SlotNumbers = array("i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,13 @@ class SimulatedEngine:
         profile: ModelProfile,
         timeline: Timeline,
         pull: Callable[[EngineRequest, int], None],
-        publish: Callable[[list[Event]], None],
+        publish: Callable[[PackedBatch], None],
     ) -> None:
         """`pull(request, blocks_here)` fetches what follows `blocks_here` and then calls `part_has_come`."""
         self.name = name
         self.shape = shape
         self.profile = profile
-        self.cache = PagedCache(
+        self.cache = EngineTiers.empty(
             max(1, shape.device_tokens // shape.block_tokens), max(1, shape.cpu_tokens // shape.block_tokens)
         )
         self.alive = True
@@ -114,7 +117,7 @@ class SimulatedEngine:
         self._preparing.clear()
         self._running.clear()
         self.events.clear()
-        self.cache = PagedCache(self.cache.device.slots, self.cache.cpu.slots)
+        self.cache = EngineTiers.empty(self.cache.device.slots, self.cache.cpu.slots)
 
     # --- admission --------------------------------------------------------------------------------
     def _admit(self) -> None:
@@ -131,34 +134,35 @@ class SimulatedEngine:
         """Reserve device blocks and pin what is held; False: not enough room now."""
         size, cache = self.shape.block_tokens, self.cache
         names = request.content.names[: (request.prompt_tokens - 1) // size]  # one token is always computed
-        local = cache.match(names)
-        cache.device.pin(local.device_slots)
+        on_device, in_cpu = cache.match(names)
+        cache.device.pin(on_device)
         # the last token of an answer is never computed
         reserved = math.ceil((request.prompt_tokens + request.output_tokens - 1) / size)
-        allocation = cache.device.allocate(reserved - len(local.device_slots))
-        if allocation is None:
-            cache.device.unpin(local.device_slots)
+        allocated = cache.device.allocate(reserved - len(on_device))
+        if allocated is None:
+            cache.device.unpin(on_device)
             return False
-        self.events.removed(CacheTier.DEVICE, allocation.evicted)
+        slots, evicted = allocated
+        self.events.removed(CacheTier.DEVICE, evicted)
         cache.cpu.touch(names)
-        request.slots = [*local.device_slots, *allocation.slots]
-        request.named_blocks = len(local.device_slots)
+        request.slots = on_device + slots
+        request.named_blocks = len(on_device)
         request.computed = request.named_blocks * size
         request.record.device_hit_tokens += request.computed
-        cache.cpu.pin(local.cpu_slots)
-        wants_pull = request.source is not None and local.blocks < len(names)
-        request.pending_parts = wants_pull + bool(local.cpu_slots)
+        cache.cpu.pin(in_cpu)
+        wants_pull = request.source is not None and len(on_device) + len(in_cpu) < len(names)
+        request.pending_parts = wants_pull + bool(in_cpu)
         if not request.pending_parts:
             self._running.append(request)
             return True
         self._preparing.append(request)
-        if local.cpu_slots:
-            self._restore(request, local.cpu_slots)
+        if in_cpu:
+            self._restore(request, in_cpu)
         if wants_pull:
-            self._pull(request, local.blocks)
+            self._pull(request, len(on_device) + len(in_cpu))
         return True
 
-    def _restore(self, request: EngineRequest, cpu_slots: tuple[int, ...]) -> None:
+    def _restore(self, request: EngineRequest, cpu_slots: SlotNumbers) -> None:
         """Copy own CPU blocks to the device, one request's after the other's."""
         transfer, pool = self.profile.transfer, self.cache.cpu
         tokens = len(cpu_slots) * self.shape.block_tokens
@@ -203,24 +207,12 @@ class SimulatedEngine:
 
     def store_in_cpu(self, request: EngineRequest, first: int, until_block: int) -> int:
         """Write blocks of a request through to the CPU tier, as far as there is room; how many are new."""
-        cpu, names = self.cache.cpu, request.content.names
-        missing = [first + index for index in cpu.missing(names[first:until_block])]
-        if not missing:
-            return 0
-        allocation = cpu.allocate(min(len(missing), cpu.available))
-        if allocation is None:
-            return 0
-        self.events.removed(CacheTier.CPU, allocation.evicted)
-        taken = missing[: len(allocation.slots)]
-        cpu.commit_all(allocation.slots, [names[index] for index in taken])
-        cpu.unpin(allocation.slots)
-        held = set(taken)
-        self.events.stored(
-            CacheTier.CPU, request.content, first, [i in held for i in range(first, until_block)]
-        )
-        return len(held)
+        fresh, evicted = self.cache.cpu.store(request.content.names[first:until_block])
+        self.events.removed(CacheTier.CPU, evicted)
+        self.events.stored(CacheTier.CPU, request.content, first, fresh)
+        return sum(fresh)
 
-    def pulled(self, request: EngineRequest, first: int, fresh: list[bool]) -> None:
+    def pulled(self, request: EngineRequest, first: int, fresh: bytes) -> None:
         """Blocks from `first` on have come from a peer into the CPU tier."""
         self.events.stored(CacheTier.CPU, request.content, first, fresh)
 
@@ -331,6 +323,6 @@ class SimulatedEngine:
         self._end(request, complete and not request.gone)
 
     def _end(self, request: EngineRequest, complete: bool) -> None:
-        request.slots = []
+        request.slots = _NO_SLOTS
         request.ended = True
         request.on_end(request, complete)

@@ -7,25 +7,26 @@ one arm and one seed at a time, so that jobs can run on many cores and still giv
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from epp.config import EppConfig, parse_config
 from epp.core.errors import ConfigError
 from epp.core.thresholds import PullSettings
 from epp.engine_model.profile import ModelProfile
 from simulator.calibration import DATA, load_model
-from simulator.clients import Conversations, RateStages, Script, Stage, Turn
+from simulator.clients import Conversations, RateStages, Script, SharedPrefix, Size, Stage, Turn, draw
 from simulator.engine import EngineShape
 from simulator.fleet import Fleet, FleetShape
+from simulator.incidents import Join, Memory, PickerRestart, Restart
 from simulator.prompts import random_tokens
 from simulator.summary import summarise
+from simulator.what_if import AS_CONFIGURED, settings_of
 
 Figures = dict[str, dict[str, float]]  # stage -> figure -> value
 
@@ -69,7 +70,7 @@ class RatesSpec(_Strict):
 
     kind: Literal["rates"]
     prefixes: int
-    prefix_tokens: int
+    prefix_tokens: Size
     question_tokens: int
     output_tokens: int
     rates_per_s: tuple[float, ...]
@@ -114,26 +115,6 @@ class DocumentsSpec(_Strict):
         return clients.run(fleet, scripts, seed)
 
 
-Size = int | tuple[float, float, int, int]
-
-
-def draw(rng: random.Random, size: Size) -> int:
-    """A number of tokens."""
-    if isinstance(size, int):
-        return size
-    median, mean, low, high = size
-    spread = math.sqrt(2 * math.log(mean / median))
-    return min(max(round(rng.lognormvariate(math.log(median), spread)), low), high)
-
-
-class Restart(_Strict):
-    """A share of the engines dies at once and comes back empty."""
-
-    at_s: float
-    share: float = Field(gt=0, le=1)
-    down_s: float = Field(ge=0)
-
-
 class SessionsSpec(_Strict):
     """Sessions of so many turns, each adding a question and an answer. Sizes: a number, or [median, mean,
     low, high] of a lognormal cut to [low, high]; a session ends before it has `max_tokens`."""
@@ -172,7 +153,23 @@ class SessionsSpec(_Strict):
         return clients.run(fleet, scripts, seed)
 
 
-Client = Annotated[RatesSpec | DocumentsSpec | SessionsSpec, Field(discriminator="kind")]
+class SharedPrefixSpec(_Strict):
+    """See `clients.SharedPrefix`."""
+
+    kind: Literal["shared"]
+    prefix_tokens: int
+    question_tokens: int
+    output_tokens: int
+    warm_ups: int
+    requests: int
+    concurrency: int
+    burst_s: float
+
+    def run(self, fleet: Fleet, seed: int) -> list[Stage]:
+        return SharedPrefix(**self.model_dump(exclude={"kind"})).run(fleet, seed)
+
+
+Client = Annotated[RatesSpec | DocumentsSpec | SessionsSpec | SharedPrefixSpec, Field(discriminator="kind")]
 
 
 class Published(_Strict):
@@ -195,6 +192,15 @@ class Ratio(_Strict):
     required: bool = False
 
 
+class Arm(_Strict):
+    """A policy file, and how it is used here: `pulls` as an arm of the what-if is named (`no pulls`,
+    `threshold 4,096`, `cost mode`), `memory` of a restarted picker."""
+
+    policy: str
+    pulls: str = AS_CONFIGURED
+    memory: Memory = "snapshot"
+
+
 class Experiment(_Strict):
     """One file of `data/experiments`."""
 
@@ -205,13 +211,20 @@ class Experiment(_Strict):
     model_changes: dict[str, float] = Field(default_factory=dict)  # of its timing or transfer
     fleet: FleetSpec
     client: Client
-    arms: dict[str, str]  # name -> policy file
+    arms: dict[str, Arm]  # a policy file alone may be given by its name
     seeds: int = Field(ge=1)
     restart: Restart | None = None
+    picker_restart: PickerRestart | None = None
+    join: Join | None = None
     windows: dict[str, tuple[float, float]] = Field(default_factory=dict)  # figures by time of sending
     published: tuple[Published, ...] = ()
     ratios: tuple[Ratio, ...] = ()
     variants: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _named(cls, arms: dict[str, Any]) -> dict[str, Any]:
+        return {n: {"policy": arm} if isinstance(arm, str) else arm for n, arm in arms.items()}
 
     def varied(self, changes: Mapping[str, Mapping[str, Any]]) -> Experiment:
         """The same with other `fleet` and `client` values (those of `model` are not part of it)."""
@@ -270,6 +283,8 @@ def run_job(
     """One arm under one seed: figures of each stage."""
     fleet, stages = run_fleet(experiment, arm, seed, variant, thresholds)
     figures = {stage.name: summarise(stage) for stage in stages}
+    if experiment.join is not None:
+        figures["newcomer"] = experiment.join.figures(fleet.records, experiment.fleet.engines)
     for stage_figures in figures.values():
         stage_figures["events"] = float(fleet.timeline.done)
     return figures
@@ -287,13 +302,17 @@ def run_fleet(
     wanted = experiment.varied(changes)
     profile = load_model(experiment.model).profile
     profile = varied_profile(profile, experiment.model_changes | changes.get("model", {}))
-    fleet = Fleet(wanted.fleet.shape(), profile, load_policy(wanted.arms[arm]), thresholds, seed)
+    chosen = wanted.arms[arm]
+    settings = thresholds or settings_of(chosen.pulls, profile)
+    fleet = Fleet(wanted.fleet.shape(), profile, load_policy(chosen.policy), settings, seed)
     if wanted.fleet.primed:
         fleet.prime()
     if wanted.restart is not None:
-        hit = sorted(fleet.engines)[: max(1, round(wanted.restart.share * len(fleet.engines)))]
-        for endpoint_id in hit:
-            fleet.timeline.at(wanted.restart.at_s, fleet.restart, endpoint_id, wanted.restart.down_s)
+        wanted.restart.begin(fleet)
+    if wanted.picker_restart is not None:
+        wanted.picker_restart.begin(fleet, chosen.memory)
+    if wanted.join is not None:
+        wanted.join.begin(fleet)
     stages = wanted.client.run(fleet, seed)
     return fleet, [part for stage in stages for part in _parts(stage, wanted.windows)]
 

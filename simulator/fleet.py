@@ -7,6 +7,7 @@ tokens and ends of streams. It is driven through its public methods only.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,9 @@ from engine_plugin.identity import EndpointId
 from epp.config import EppConfig
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
-from epp.core.events import Event, EventBatch, ReplayNeeded
+from epp.core.events import ReplayNeeded
 from epp.core.index_choice import choose_index
+from epp.core.packed_events import PackedBatch
 from epp.core.thresholds import PullSettings, everywhere
 from epp.core.types import (
     Endpoint,
@@ -31,9 +33,10 @@ from simulator.orders import Orders
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
-from simulator.timeline import Timeline
+from simulator.timeline import Timeline, seldom_collecting
 
 _INDEX_SEED = b"simulated picker"
+_SAME_FOR_S = 0.1  # half of the shortest time after which a plugin calls figures stale
 ROLE_LABEL = "llm-d.ai/role"
 
 
@@ -54,10 +57,11 @@ class FleetShape:
 
 @dataclass(slots=True)
 class _Stream:
-    """One engine's event stream."""
+    """One engine's event stream, and what its replay buffer still has of this epoch."""
 
     epoch: int = 0
     seq: int = 0
+    kept: deque[tuple[int, PackedBatch]] = field(default_factory=lambda: deque(maxlen=0))
 
 
 class Fleet:
@@ -75,10 +79,9 @@ class Fleet:
         self.timeline = Timeline()
         self.network = FairNetwork(shape.link_bytes_per_s)
         self.pulls = Pulls(self.timeline, self.network, shape.limits)
-        index = choose_index().make(_INDEX_SEED)
-        self.picker = EndpointPicker(config.settings, CacheView(index, speculation=config.speculation))
-        if thresholds is not None:
-            self.picker.sources.set_thresholds(everywhere(thresholds))
+        self._config, self._thresholds = config, thresholds
+        self.picker = self._new_picker()
+        self.picker_back_s = 0.0  # requests wait until then
         self.engines: dict[EndpointId, SimulatedEngine] = {}
         self.orders = Orders(self)
         self.decisions: list[str] = []  # one line each, for golden tests
@@ -88,6 +91,7 @@ class Fleet:
         self._open = 0
         self._scraping = False
         self._info: dict[EndpointId, EngineInfo] = {}
+        self._shown: dict[EndpointId, tuple[tuple[int, int, float] | None, float]] = {}
         for number, role in enumerate(self._roles()):
             self.add_engine(number, role)
         if shape.warm_sessions:
@@ -97,6 +101,13 @@ class Fleet:
     def _roles(self) -> list[str]:
         roles = [role for role, count in self.shape.roles.items() for _ in range(count)]
         return roles or [""] * self.shape.engines
+
+    def _new_picker(self) -> EndpointPicker:
+        index = choose_index().make(_INDEX_SEED)
+        picker = EndpointPicker(self._config.settings, CacheView(index, speculation=self._config.speculation))
+        if self._thresholds is not None:
+            picker.sources.set_thresholds(everywhere(self._thresholds))
+        return picker
 
     # --- the pool -----------------------------------------------------------------------------------
     def add_engine(self, number: int, role: str = "") -> EndpointId:
@@ -126,9 +137,11 @@ class Fleet:
         engine, stream = self.engines[endpoint_id], self._streams[endpoint_id]
         stream.epoch += 1
         stream.seq = 0
+        stream.kept.clear()
         engine.alive = False
         self.picker.cache.on_disconnect(endpoint_id, self.timeline.now_s)
         self.picker.remove_endpoint(endpoint_id)
+        self._shown.pop(endpoint_id, None)
         engine.lose_everything()
         self.pulls.forget_engine(engine.name)
         self.timeline.after(down_s, self._back, endpoint_id)
@@ -148,19 +161,46 @@ class Fleet:
     def _connect(self, endpoint_id: EndpointId) -> None:
         cache, now_s = self.picker.cache, self.timeline.now_s
         result = cache.on_connect(endpoint_id, now_s)
-        while isinstance(result, ReplayNeeded):  # an engine without a past has nothing to repeat
+        while isinstance(result, ReplayNeeded):
+            for seq, batch in [b for b in self._streams[endpoint_id].kept if b[0] >= result.from_seq]:
+                cache.on_batch(endpoint_id, seq, batch, now_s, replayed=True)
             result = cache.on_replay_end(endpoint_id, True, now_s)
 
+    # --- another picker ---------------------------------------------------------------------------
+    def keep_batches(self, count: int) -> None:
+        """Every engine's replay buffer holds its last `count` batches from now on."""
+        for stream in self._streams.values():
+            stream.kept = deque(stream.kept, maxlen=count)
+
+    def restart_picker(self, down_s: float, memory: str) -> None:
+        """The picker's process dies; the next one is there after `down_s`."""
+        self.picker_back_s = self.timeline.now_s + down_s
+        self.timeline.at(self.picker_back_s, self._replace_picker, memory)
+
+    def _replace_picker(self, memory: str) -> None:
+        """`memory`: a sibling's snapshot, then engines repeat what is newer; only what they repeat; or
+        `nothing`, because they have no replay socket."""
+        before, self.picker = self.picker, self._new_picker()
+        self._shown.clear()
+        for endpoint in before.endpoints:
+            self.picker.upsert_endpoint(endpoint, has_replay=memory != "nothing")
+            exported = before.cache.export(endpoint.id) if memory == "snapshot" else None
+            if exported is not None:
+                self.picker.cache.adopt(endpoint.id, exported)
+            self._connect(endpoint.id)
+            self._scrape_one(endpoint.id, self.engines[endpoint.id])
+
     # --- what the picker hears --------------------------------------------------------------------
-    def _publish(self, endpoint_id: EndpointId, events: list[Event]) -> None:
+    def _publish(self, endpoint_id: EndpointId, batch: PackedBatch) -> None:
         stream = self._streams[endpoint_id]
-        batch = EventBatch(tuple(events), digest=stream.epoch << 32 | stream.seq)
+        batch = batch._replace(digest=stream.epoch << 32 | stream.seq)
         self.timeline.after(
             self.shape.event_delay_s, self._deliver, endpoint_id, stream.epoch, stream.seq, batch
         )
+        stream.kept.append((stream.seq, batch))
         stream.seq += 1
 
-    def _deliver(self, endpoint_id: EndpointId, epoch: int, seq: int, batch: EventBatch) -> None:
+    def _deliver(self, endpoint_id: EndpointId, epoch: int, seq: int, batch: PackedBatch) -> None:
         if epoch == self._streams[endpoint_id].epoch:
             self.picker.cache.on_batch(endpoint_id, seq, batch, self.timeline.now_s)
 
@@ -173,13 +213,19 @@ class Fleet:
             self.timeline.after(self.shape.scrape_s, self._scrape)
 
     def _scrape_one(self, endpoint_id: EndpointId, engine: SimulatedEngine) -> None:
+        """A scrape that shows nothing new is passed on only now and then, so that it stays fresh."""
+        shown = (engine.waiting, engine.running, engine.kv_usage)
+        last, at_s = self._shown.get(endpoint_id, (None, 0.0))
+        if shown == last and self.timeline.now_s - at_s < _SAME_FOR_S:
+            return
+        self._shown[endpoint_id] = (shown, self.timeline.now_s)
         self.picker.update_metrics(
             endpoint_id,
             EndpointMetrics(
                 scraped_at_s=self.timeline.now_s,
-                waiting_requests=float(engine.waiting),
-                running_requests=float(engine.running),
-                kv_usage=engine.kv_usage,
+                waiting_requests=float(shown[0]),
+                running_requests=float(shown[1]),
+                kv_usage=shown[2],
                 block_size_tokens=self.shape.shape.block_tokens,
                 info=self._info[endpoint_id],
             ),
@@ -227,7 +273,8 @@ class Fleet:
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        self.timeline.run()
+        with seldom_collecting():
+            self.timeline.run()
 
     def check(self) -> None:
         """Raises if bytes, blocks or load have been lost: for tests, after a run."""

@@ -38,6 +38,9 @@ class RequestLife:
         if self.record.failed:
             return
         fleet, record = self.fleet, self.record
+        if fleet.timeline.now_s < fleet.picker_back_s:  # the gateway holds it until a picker is there
+            fleet.timeline.at(fleet.picker_back_s, self.route)
+            return
         tokens = self.content.tokens[: record.prompt_tokens]
         headers = {SESSION_HEADER: record.session} if record.session else {}
         request = SchedulingRequest(record.request_id, fleet.profile.name, tokens, headers=headers)

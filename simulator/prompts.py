@@ -6,12 +6,12 @@ Tokens are uint32 arrays, because that is what the index reads fastest; nothing 
 from __future__ import annotations
 
 import random
-import struct
 from array import array
 from dataclasses import dataclass
 
 from epp.core.hashing import BlockHasher
-from epp.core.types import BlockKey, EngineBlockHash
+from epp.core.types import BlockKey
+from simulator.tiers import Names
 
 _ENGINE_HASHER = BlockHasher(b"simulated engine")
 _ROOT = BlockKey(1)
@@ -26,20 +26,26 @@ def random_tokens(rng: random.Random, count: int) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Tokens with the names of their whole blocks, chained as an engine chains them."""
+    """Tokens with the names of their whole blocks, chained as an engine chains them. Parts share memory."""
 
-    tokens: array[int]
-    hashes: tuple[EngineBlockHash, ...]
-    names: tuple[bytes, ...]  # the same, as the cache's keys
+    tokens: memoryview[int]  # format I
+    names: Names  # the hashes of blocks
     block_tokens: int
 
     @classmethod
     def of(cls, tokens: array[int], block_tokens: int) -> Content:
-        hashes = _ENGINE_HASHER.chain(_ROOT, tokens.tobytes(), block_tokens)
-        names = struct.unpack("8s" * len(hashes), struct.pack(f"{len(hashes)}Q", *hashes))
-        return cls(tokens, tuple(map(EngineBlockHash, hashes)), names, block_tokens)
+        return cls(memoryview(array("I")), array("Q"), block_tokens).followed_by(tokens)
 
+    def followed_by(self, tokens: array[int]) -> Content:
+        """This text and then `tokens`: what is named already is not named again."""
+        size, whole = self.block_tokens, array("I")
+        whole.frombytes(self.tokens.cast("B"))
+        whole += tokens
+        text = memoryview(whole)
+        parent = BlockKey(self.names[-1]) if self.names else _ROOT
+        names = _ENGINE_HASHER.chain(parent, text[len(self.names) * size :].tobytes(), size)
+        return Content(text, self.names + array("Q", names), size)
 
-def hashes_of(names: tuple[bytes, ...]) -> tuple[EngineBlockHash, ...]:
-    """Back from the cache's keys to what events say."""
-    return tuple(map(EngineBlockHash, struct.unpack(f"{len(names)}Q", b"".join(names))))
+    def first(self, tokens: int) -> Content:
+        """Its first `tokens`; nothing is copied but names."""
+        return Content(self.tokens[:tokens], self.names[: tokens // self.block_tokens], self.block_tokens)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epp.core.types import CacheTier
-from epp.engine_model.cache import TierPool
 from epp.engine_model.network import FairNetwork, Flow
 from simulator.engine import SimulatedEngine
 from simulator.requests import EngineRequest
+from simulator.tiers import SlotNumbers, Tier
 from simulator.timeline import Timeline
 
 
@@ -28,6 +28,16 @@ class PullLimits:
         return min(self.base_s + recompute_s, self.max_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a pull in progress keeps from being reused, in the tiers that it began with."""
+
+    theirs: Tier
+    ours: Tier
+    pinned: SlotNumbers  # in the source's CPU tier
+    slots: SlotNumbers  # in the destination's, not named yet
+
+
 @dataclass(eq=False, slots=True)
 class _Pull:
     request: EngineRequest
@@ -37,9 +47,7 @@ class _Pull:
     began_s: float
     deadline_s: float
     flow: Flow | None = None
-    slots: tuple[int, ...] = ()  # in the destination's CPU tier
-    pinned: tuple[int, ...] = ()  # in the source's
-    pools: tuple[TierPool, TierPool] | None = None  # the tiers that the slots are of
+    held: _Held | None = None
     over: bool = False
 
 
@@ -102,14 +110,15 @@ class Pulls:
         theirs, ours = source.cache.cpu, destination.cache.cpu
         pinned = theirs.prefix(names)
         wanted = min(len(pinned), ours.available)
-        allocation = ours.allocate(wanted) if wanted else None
-        if allocation is None:
+        allocated = ours.allocate(wanted) if wanted else None
+        if allocated is None:
             self._end(pull, "no_slots" if pinned else "miss")
             return
-        destination.events.removed(CacheTier.CPU, allocation.evicted)
-        pull.slots, pull.pinned, pull.pools = allocation.slots, pinned[:wanted], (theirs, ours)
+        slots, evicted = allocated
+        destination.events.removed(CacheTier.CPU, evicted)
+        pull.held = _Held(theirs, ours, pinned[:wanted], slots)
         theirs.touch(names[:wanted])
-        theirs.pin(pull.pinned)
+        theirs.pin(pull.held.pinned)
         tokens = wanted * source.shape.block_tokens
         transfer = destination.profile.transfer
         size = tokens * destination.profile.kv_bytes_per_token
@@ -164,24 +173,24 @@ class Pulls:
 
     def _keep(self, pull: _Pull) -> int:
         """Name what has come, in the CPU tier of the destination; how many blocks."""
-        assert pull.pools is not None
-        theirs, ours = pull.pools
-        if theirs is pull.source.cache.cpu:
-            theirs.unpin(pull.pinned)
+        held = pull.held
+        assert held is not None
+        if held.theirs is pull.source.cache.cpu:
+            held.theirs.unpin(held.pinned)
         request, destination = pull.request, pull.destination
-        if ours is not destination.cache.cpu:
+        if held.ours is not destination.cache.cpu:
             return 0
-        names = request.content.names[pull.first : pull.first + len(pull.slots)]
-        fresh = ours.commit_all(pull.slots, names)
-        ours.unpin(pull.slots)
+        names = request.content.names[pull.first : pull.first + len(held.slots)]
+        fresh = held.ours.commit_all(held.slots, names)
+        held.ours.unpin(held.slots)
         destination.pulled(request, pull.first, fresh)
-        return len(pull.slots)
+        return len(held.slots)
 
     def _give_back(self, pull: _Pull) -> int:
-        if pull.pools is not None:
-            theirs, ours = pull.pools
-            if theirs is pull.source.cache.cpu:
-                theirs.unpin(pull.pinned)
-            if ours is pull.destination.cache.cpu:
-                ours.unpin(pull.slots)
+        held = pull.held
+        if held is not None:
+            if held.theirs is pull.source.cache.cpu:
+                held.theirs.unpin(held.pinned)
+            if held.ours is pull.destination.cache.cpu:
+                held.ours.unpin(held.slots)
         return 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simulator.prompts import Content
+from simulator.tiers import SlotNumbers
 
 if TYPE_CHECKING:
     from epp.core.types import SchedulingDecision
@@ -65,7 +67,7 @@ class EngineRequest:
     computed: int = 0  # tokens on the device
     generated: int = 0
     named_blocks: int = 0  # on the device
-    slots: list[int] = field(default_factory=list)
+    slots: SlotNumbers = field(default_factory=lambda: array("i"))
     pending_parts: int = 0  # restore and pull that it waits for
     fetched_blocks: int = 0  # what they have brought
     gone: bool = False

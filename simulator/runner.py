@@ -36,34 +36,35 @@ class Result:
 def jobs_of(
     name: str, spec: Experiment, *, seeds: int | None = None, arms: Sequence[str] = (), variants: bool = False
 ) -> list[Job]:
-    """All arms and seeds of an experiment; with `variants` also those: the arms that the ratios compare, each
-    under the first seed only."""
+    """All arms and seeds of an experiment, seed by seed; with `variants` also those: the arms that the ratios
+    compare (all, where there are none), each under the first seed only."""
     chosen = list(arms) or list(spec.arms)
     count = seeds or spec.seeds
-    jobs = [Job(name, spec, arm, seed) for arm in chosen for seed in range(1, count + 1)]
+    jobs = [Job(name, spec, arm, seed) for seed in range(1, count + 1) for arm in chosen]
     if variants:
         compared = {arm for ratio in spec.ratios for arm in (ratio.of, ratio.over)}
-        varied = [arm for arm in chosen if arm in compared]
+        varied = [arm for arm in chosen if arm in compared or not compared]
         jobs += [Job(name, spec, arm, 1, variant) for variant in spec.variants for arm in varied]
     return jobs
 
 
 def run_jobs(
-    jobs: Sequence[Job], processes: int, progress: Callable[[], None] = lambda: None
+    jobs: Sequence[Job], processes: int, progress: Callable[[Result], None] = lambda _: None
 ) -> list[Result]:
-    """Results in the order of `jobs`, whatever the number of processes."""
+    """Results in the order of `jobs`, whatever the number of processes; `progress` hears of each as well."""
+    results = []
     if processes <= 1 or len(jobs) <= 1:
-        results = []
         for job in jobs:
             results.append(Result(job, job()))
-            progress()
+            progress(results[-1])
         return results
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=context) as pool:
         futures = [pool.submit(job) for job in jobs]
-        for future in futures:
-            future.add_done_callback(lambda _: progress())
-        return [Result(job, future.result()) for job, future in zip(jobs, futures, strict=True)]
+        for job, future in zip(jobs, futures, strict=True):
+            results.append(Result(job, future.result()))
+            progress(results[-1])
+    return results
 
 
 def default_processes() -> int:

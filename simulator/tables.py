@@ -13,6 +13,7 @@ from pathlib import Path
 from simulator.calibration import load_model, model_names
 from simulator.crossover import CrossoverRow, crossover_table
 from simulator.experiment import Experiment, Figures, Ratio, experiment_names, load_experiment
+from simulator.kept_results import KeptResults
 from simulator.runner import Job, Result, jobs_of, progress_bar, run_jobs
 from simulator.summary import Estimate
 from simulator.svg import bar_chart, line_chart
@@ -67,9 +68,15 @@ def ratio_rows(spec: Experiment, measured: Measured) -> list[RatioRow]:
 
 
 def write_tables(
-    out: Path, *, only: Sequence[str], seeds: int | None, processes: int, variants: bool
+    out: Path,
+    *,
+    only: Sequence[str],
+    seeds: int | None,
+    processes: int,
+    variants: bool,
+    kept: KeptResults | None = None,
 ) -> list[Path]:
-    """Run what is asked for; the files that were written."""
+    """Run what is asked for and not kept from before; the files that were written."""
     out.mkdir(parents=True, exist_ok=True)
     written = [] if only else _write_crossovers(out)
     names = list(only) or experiment_names()
@@ -77,8 +84,17 @@ def write_tables(
     jobs: list[Job] = []
     for name, spec in specs.items():
         jobs += jobs_of(name, spec, seeds=seeds, variants=variants)
-    with progress_bar("simulations", len(jobs)) as advance:
-        results = run_jobs(jobs, processes, advance)
+    todo = jobs if kept is None else kept.missing(jobs)
+    with progress_bar("simulations", len(todo)) as advance:
+
+        def ended(result: Result) -> None:
+            if kept is not None:
+                kept.add(result)
+            advance()
+
+        results = run_jobs(todo, processes, ended)
+    if kept is not None:
+        results = kept.results(jobs)
     for name, spec in specs.items():
         written += _write_experiment(out, name, spec, [r for r in results if r.job.experiment == name])
     return written

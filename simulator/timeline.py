@@ -5,8 +5,10 @@ Nothing here knows the real clock, so the same inputs give the same run.
 
 from __future__ import annotations
 
+import gc
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -37,3 +39,14 @@ class Timeline:
             self.now_s, _, call, arguments = heapq.heappop(heap)
             self.done += 1
             call(*arguments)
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Look for cycles a hundred times more seldom: a run makes millions of objects and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -7,8 +7,7 @@ simulator in virtual time. Pure bookkeeping: no clock, no cache, no events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class Sequence(Protocol):
@@ -24,9 +23,9 @@ class Sequence(Protocol):
 S = TypeVar("S", bound=Sequence)
 
 
-@dataclass(frozen=True, slots=True)
-class Portion(Generic[S]):
-    """What one step does for one request: compute tokens `[start, stop)`."""
+class Portion(NamedTuple, Generic[S]):
+    """What one step does for one request: compute tokens `[start, stop)`. A tuple: one is made for every
+    request of every step."""
 
     request: S
     start: int

@@ -143,8 +143,8 @@ def test_plots_are_well_formed_whatever_the_names_and_values() -> None:
 @pytest.mark.parametrize("name", experiment_names())
 def test_every_experiment_can_be_run_as_committed(name: str) -> None:
     spec = load_experiment(name)
-    for policy in spec.arms.values():
-        load_policy(policy)
+    for arm in spec.arms.values():
+        load_policy(arm.policy)
     for variant, changes in spec.variants.items():
         assert changes.keys() <= {"fleet", "client", "model"}, variant
         spec.varied(changes)
