@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
+from epp.request.prompts import ChatPrompt, NoPrompt, Origin, Prompt, Reason
+from epp.request.shapes.chat import read_items
 from epp.request.shapes.fields import (
     check_effort,
     check_forwarded_tokens,
@@ -23,6 +24,7 @@ from epp.request.shapes.fields import (
     read_text,
 )
 
+_PATH: Final = "/v1/responses"
 _SERVER_STATE: Final = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
 # every field that decides about the tokens
 _RENDERED: Final = ("input", "instructions", "tools", "tool_choice", "reasoning", "chat_template_kwargs")
@@ -59,8 +61,9 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         continue_final_message=continued,
         template_kwargs=read_template_kwargs(fields, {"reasoning_effort": _effort(fields)}),
         add_special_tokens=True,  # unlike the chat API
+        items=read_items(messages),
         tools_off=fields.get("tool_choice") == "none",
-        responses={name: fields[name] for name in _RENDERED if name in fields},
+        origin=Origin(_PATH, {name: fields[name] for name in _RENDERED if name in fields}),
     )
     return prompt, 1
 
@@ -133,9 +136,7 @@ def _read_easy(item: _Message, _: _Message | None) -> _Message:
     if item.get("role") not in _EASY_ROLES:
         raise NoPrompt(Reason.INPUT_ITEM)
     content = item.get("content")
-    if not isinstance(content, str):
-        content = [{"type": "text", "text": text} for text in _texts(content, "input_text")]
-    return {"role": item["role"], "content": content}
+    return {"role": item["role"], "content": content if isinstance(content, str) else _parts(content)}
 
 
 def _read_assistant(item: _Message, previous: _Message | None) -> _Message | None:
@@ -181,7 +182,7 @@ def _read_call_output(item: _Message, _: _Message | None) -> _Message:
     _check_keys(item, ("type", "call_id", "output", "id", "status"))
     output = item.get("output")
     if not isinstance(output, str):
-        output = "\n".join(_texts(output, "input_text"))
+        output = _parts(output)
     call_id = read_text(item.get("call_id"), Reason.INPUT_ITEM)
     return {"role": "tool", "content": output, "tool_call_id": call_id}
 
@@ -207,6 +208,24 @@ _READERS: Final = {
     "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
+
+
+def _parts(content: Any) -> list[_Message]:
+    """Texts and pictures as the parts of a chat that the engine makes of them."""
+    parts: list[_Message] = []
+    for part in read_list(content, Reason.INPUT_ITEM):
+        if isinstance(part, dict) and part.get("type") == "input_image":
+            parts.append(_image(part))
+        else:
+            parts.extend({"type": "text", "text": text} for text in _texts([part], "input_text"))
+    return parts
+
+
+def _image(part: _Message) -> _Message:
+    """A template that walks parts sees `detail`, which has a default."""
+    if not part.keys() <= {"type", "image_url", "detail"} or not isinstance(part.get("image_url"), str):
+        raise NoPrompt(Reason.MULTIMODAL)
+    return {"detail": "auto"} | part
 
 
 def _texts(content: Any, kind: str) -> list[str]:

@@ -89,7 +89,11 @@ def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
             "tool_calls": [rendered_call("f", "c1"), rendered_call("g", "c2", "")],
         },
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
-        {"role": "tool", "content": "a\nb", "tool_call_id": "c2"},
+        {
+            "role": "tool",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "tool_call_id": "c2",
+        },
     ]
 
 
@@ -231,7 +235,10 @@ def test_requests_left_to_the_engine(fields: dict[str, Any], reason: str) -> Non
         ({"role": "user", "content": None}, "input_item"),
         ({"role": "user", "content": "x", "name": "n"}, "input_item"),
         ({"role": "user", "content": "x", "status": "odd"}, "input_item"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "u", "x": 1}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "multimodal"),
+        ({"type": "message", "role": "assistant", "content": [{"type": "input_image"}]}, "multimodal"),
         ({"role": "user", "content": [{"type": "input_text", "text": "x", "y": 1}]}, "input_item"),
         ({"type": "message", "role": "assistant", "content": []}, "input_item"),
         ({"type": "message", "role": "assistant", "content": [{"type": "refusal"}]}, "input_item"),
