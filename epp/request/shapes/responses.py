@@ -140,15 +140,18 @@ def _read_easy(item: _Message, _: _Message | None) -> _Message:
 
 
 def _read_assistant(item: _Message, previous: _Message | None) -> _Message | None:
-    """Only the first part of an assistant's text is rendered."""
+    """Only the first part of an assistant's text is rendered: as an output message where it has a type and
+    only output, else as anybody's message, whose list of parts may be empty."""
     _check_keys(item, ("type", "role", "content", "id", "status", "phase"))
     content = item.get("content")
     if not isinstance(content, str):
-        typed = "type" in item  # the engine then reads it as an output message
-        texts = _texts(content, "output_text" if typed else "input_text")
-        if not texts:
-            raise NoPrompt(Reason.INPUT_ITEM)
-        content = texts[0]
+        parts = read_list(content, Reason.INPUT_ITEM)
+        if not parts and "type" in item:
+            raise NoPrompt(Reason.INPUT_ITEM)  # an engine fails at it
+        if not parts:
+            return {"role": "assistant", "content": []}
+        output = "type" in item and isinstance(parts[0], dict) and parts[0].get("type") != "input_text"
+        content = _texts(parts, "output_text" if output else "input_text")[0]
     if previous is not None and previous.get("content") is None:
         previous["content"] = content
         return None
@@ -211,13 +214,14 @@ _READERS: Final = {
 
 
 def _parts(content: Any) -> list[_Message]:
-    """Texts and pictures as the parts of a chat that the engine makes of them."""
+    """Texts and pictures: the engine takes them for parts of a chat as they are. (From a text of this type
+    no billing line is taken out.)"""
     parts: list[_Message] = []
     for part in read_list(content, Reason.INPUT_ITEM):
         if isinstance(part, dict) and part.get("type") == "input_image":
             parts.append(_image(part))
         else:
-            parts.extend({"type": "text", "text": text} for text in _texts([part], "input_text"))
+            parts.extend({"type": "input_text", "text": text} for text in _texts([part], "input_text"))
     return parts
 
 
