@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import string
@@ -135,19 +136,27 @@ async def measure_turns(tokenizer: LocalTokenizer, texts: Texts) -> dict[str, fl
 
 
 # --- small requests -------------------------------------------------------------------------------
-async def measure_small(tokenizer: LocalTokenizer, texts: Texts) -> float:
-    """CPU ms of parsing and tokenising one new 1 KB chat request; the best of 20 batches of 50."""
+async def measure_small(tokenizer: LocalTokenizer, texts: Texts) -> tuple[float, float]:
+    """CPU ms of parsing and tokenising one new 1 KB chat request, and of the tokenizer alone for such a text
+    (which no router can go below); the best of 20 batches of 50, taken in turns."""
     service = LocalTokeniser(tokenizer, budget_s=BUDGET_S)
     empty = {"model": "m", "messages": [{"role": "user", "content": ""}], "stream": True}
     room = BODY_BYTES - len(orjson.dumps(empty))
-    costs = []
+    costs, alone = [], []
     for _ in range(20):
         bodies = [_small_body(texts.of_chars(room)) for _ in range(50)]
         started = time.process_time()
         await _understand(service, bodies)
         costs.append((time.process_time() - started) / len(bodies))
+        rendered = [
+            tokenizer.render_chat([{"role": "user", "content": texts.of_chars(room)}]) for _ in range(50)
+        ]
+        started = time.process_time()
+        for text in rendered:
+            tokenizer.encode(text, add_special_tokens=False)
+        alone.append((time.process_time() - started) / len(rendered))
     await service.aclose()
-    return min(costs) * 1e3
+    return min(costs) * 1e3, min(alone) * 1e3
 
 
 def _small_body(text: str) -> bytes:
@@ -236,12 +245,13 @@ async def _talk(service: LocalTokeniser, prompts: Sequence[ChatPrompt]) -> None:
 
 
 async def measure() -> dict[str, float]:
-    sys.setswitchinterval(0.001)  # as the picker does
+    sys.setswitchinterval(0.001)  # as the picker does, and the next line, too
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = LocalTokenizer.load(DIRECTORY)
     whole = Whole.load(DIRECTORY)
     texts = Texts(tokenizer, seed=4)
     turns = await measure_turns(tokenizer, texts)
-    small_ms = await measure_small(tokenizer, texts)
+    small_ms, small_alone_ms = await measure_small(tokenizer, texts)
     busy_ms, idle_ms = await measure_stall(tokenizer, texts)
     uncut_ms = await measure_uncut_stall(tokenizer)
     cached = await measure_rate(tokenizer, texts, turns=20)
@@ -249,7 +259,8 @@ async def measure() -> dict[str, float]:
     print(f"conversation of {turns['tokens']:.0f} tokens, CPU: whole text {turns['whole_ms']:.1f} ms,")
     print(f"  first turn {turns['first_ms']:.1f} ms, turn 10 {turns['turn10_ms']:.2f} ms,")
     print(f"  of which rendering {turns['render_ms']:.2f} ms")
-    print(f"1 KB chat request, parse and tokenise: {small_ms:.3f} ms CPU")
+    print(f"1 KB chat request, parse and tokenise: {small_ms:.3f} ms CPU;")
+    print(f"  the tokenizer alone, on such a text: {small_alone_ms:.3f} ms")
     print(f"longest stall of the loop: {busy_ms:.2f} ms with four new 48K prompts, {idle_ms:.2f} ms idle")
     print(f"  and {uncut_ms:.2f} ms with a text of {MAX_SEGMENT_TOKENS} tokens without a place to cut")
     print(
@@ -258,6 +269,7 @@ async def measure() -> dict[str, float]:
     return {
         "turn10_share": round(turns["turn10_ms"] / turns["whole_ms"], 4),
         "parse_1k_cpu_ms": round(small_ms, 3),
+        "parse_1k_tokenizer_share": round(small_alone_ms / small_ms, 2),
         "longest_stall_ms": round(busy_ms - idle_ms, 2),
         "uncut_stall_ms": round(uncut_ms - idle_ms, 2),
         "cached_vs_whole_rps": round(cached / uncached, 1),

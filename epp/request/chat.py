@@ -139,11 +139,13 @@ def _content(
 
 
 def _parts(content: Any) -> Sequence[Any]:
+    """A bare text, alone or among the parts, is a part."""
     if content is None:
         return ()
     if isinstance(content, str):
-        return ({"type": "text", "text": content},)
-    return _list_of(content, "content_shape")
+        content = [content]
+    parts = _list_of(content, "content_shape")
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _without_billing_header(parts: Sequence[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from epp.request.chat import Unrenderable, engine_messages, engine_tools
 from epp.request.content_format import ContentFormat, content_format
+from epp.request.inline_system import refuses_inline_system
 from epp.request.prompts import ChatPrompt
 
 ContentFormatFlag = Literal["auto", "string", "openai"]
@@ -58,6 +59,11 @@ class ChatTemplate:
         self._knows_developer = "'developer'" in source or '"developer"' in source
         self._names_content = "content" in source
         self._template = environment.from_string(source)
+        self._source = source
+
+    def refuses_inline_system(self) -> bool:
+        """Whether an engine puts system messages from inside a /v1/messages conversation in front of it."""
+        return refuses_inline_system(self._source)
 
     def render(self, prompt: ChatPrompt, variables: Mapping[str, Any], tools: Sequence[Any] | None) -> str:
         """The prompt text of a chat, begin token included where the template writes one. `variables` of the

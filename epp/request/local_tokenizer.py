@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from epp.request.chat import Unrenderable
 from epp.request.chat_template import ChatTemplate
 from epp.request.cut_rules import CutRules, cut_rules
 from epp.request.engine_flags import DEFAULT_FLAGS, EngineFlags, probed_effort
+from epp.request.inline_system import with_system_in_front
 from epp.request.items import ItemPlaces
 from epp.request.prompts import ChatPrompt
 from epp.request.tokenizer_class import renders_in_code, unread_reason
@@ -47,7 +49,9 @@ class LocalTokenizer:
         self._special_tokens = dict(special_tokens or {})
         self.item_places: Final = item_places or ItemPlaces({})
         self._flags = flags
+        # probed when first asked for
         self._disabled_effort: str | None = None
+        self._system_in_front: bool | None = None
         bos_token, eos_token = map(self._special_tokens.get, ("bos_token", "eos_token"))
         self._cut_rules: CutRules | None = None
         self.bos_token: Final = bos_token
@@ -146,12 +150,21 @@ class LocalTokenizer:
         Raises:
             Unrenderable: no template, or the engine would refuse this chat.
         """
+        if prompt.inline_system and self._puts_system_in_front():
+            prompt = replace(prompt, messages=with_system_in_front(prompt.messages))
         tools = self._flags.tools(prompt)
         template = self._chat_template if tools is None else self._tool_template
         if template is None:
             raise Unrenderable("no_chat_template")
         given = self._flags.template_kwargs(prompt, self._effort_of_disabled_thinking)
         return template.render(prompt, self._special_tokens | given, tools)
+
+    def _puts_system_in_front(self) -> bool:
+        """Any of the model's templates decides for all, as the engine has it."""
+        if self._system_in_front is None:
+            templates = filter(None, {self._chat_template, self._tool_template})
+            self._system_in_front = any(template.refuses_inline_system() for template in templates)
+        return self._system_in_front
 
     def _effort_of_disabled_thinking(self) -> str:
         if self._disabled_effort is None:

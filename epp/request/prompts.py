@@ -59,8 +59,6 @@ class Reason(enum.StrEnum):
     MULTIMODAL = "multimodal"
     SERVER_STATE = "server_state"
     PARTIAL_ITEM = "partial_item"
-    INLINE_SYSTEM = "inline_system"
-    TOOL_CHANGE = "tool_change"
 
 
 class NoPrompt(Exception):
@@ -87,12 +85,21 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a chat came from that is not of /v1/chat/completions: path of that API, and its fields."""
+
+    path: str
+    fields: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation and everything else that reaches the chat template. Messages are those of
     /v1/chat/completions, as the client sent them or as the engine converts another API to them. `items`:
     the kinds of pictures and the like in them; only what is in front of the first can be known.
-    `tools_off`: no tool may be called; `thinking_disabled`: in the way of /v1/messages. What these two
-    come to depends on the engine's flags. `responses`: the fields of /v1/responses that it came from."""
+    `tools_off`: no tool may be called; `thinking_disabled`, `inline_system` (system messages inside the
+    conversation): in the way of /v1/messages. What these come to depends on the engine's flags and
+    template."""
 
     messages: list[Any] = field(repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
@@ -103,7 +110,8 @@ class ChatPrompt:
     items: frozenset[str] = frozenset()
     tools_off: bool = False
     thinking_disabled: bool = False
-    responses: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    inline_system: bool = False
+    origin: Origin | None = field(default=None, compare=False)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

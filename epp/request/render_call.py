@@ -2,7 +2,7 @@
 
 Why a module: the render endpoint takes chats as clients send them and puts them into its own form
 first, so a conversation that another API came from has to survive that. Where it would not, the endpoint of
-that API is asked (/v1/responses), or the prompt is `Unwritable`: no match, never a near miss.
+that API is asked (/v1/responses, /v1/messages), or the prompt is `Unwritable`: no match, never a near miss.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final
 import orjson
 
 from epp.request.parse import ChatPrompt, TextPrompt
+from epp.request.prompts import Origin
 from epp.request.shapes.chat import with_ordered_calls
 
 CHAT_PATH: Final = "/v1/chat/completions/render"
 COMPLETION_PATH: Final = "/v1/completions/render"
-RESPONSES_PATH: Final = "/v1/responses/render"
+_RENDER: Final = "/render"
 
 
 class Unwritable(ValueError):
@@ -40,12 +41,23 @@ def _call(prompt: TextPrompt | ChatPrompt) -> tuple[str, dict[str, object]]:
         return COMPLETION_PATH, {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
     if prompt.thinking_disabled:
         raise Unwritable("only the engine's server does this")
+    if prompt.origin is not None and (prompt.inline_system or prompt.items):
+        return _own_endpoint(prompt.origin, prompt)
     try:
         return CHAT_PATH, _chat_fields(prompt)
     except Unwritable:
-        if prompt.responses is None:
+        if prompt.origin is None:
             raise
-        return RESPONSES_PATH, dict(prompt.responses)
+        return _own_endpoint(prompt.origin, prompt)
+
+
+def _own_endpoint(origin: Origin, prompt: ChatPrompt) -> tuple[str, dict[str, object]]:
+    return origin.path + _RENDER, {**origin.fields, **_payload(prompt)}
+
+
+def _payload(prompt: ChatPrompt) -> dict[str, object]:
+    """Of pictures and the like: their places, not their pixels."""
+    return {"mm_payload": "none"} if prompt.items else {}
 
 
 def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
@@ -61,11 +73,9 @@ def _chat_fields(prompt: ChatPrompt) -> dict[str, object]:
         fields["tools"] = prompt.tools
         if prompt.tools_off:
             fields["tool_choice"] = "none"
-    if prompt.items:
-        fields["mm_payload"] = "none"  # their places, not their pixels
     if prompt.template_kwargs:
         fields["chat_template_kwargs"] = dict(prompt.template_kwargs)
-    return fields
+    return fields | _payload(prompt)
 
 
 def _message(message: Any) -> Any:

@@ -50,18 +50,18 @@ def _chats(family: str) -> Iterator[Case]:
         chats.plain_shapes(), chats.tool_shapes(), chats.switch_shapes(), chats.random_chats(family, 4)
     )
     for name, fields in shapes:
-        given: dict[str, Any] = {"model": MODEL, **fields}
-        if family == "harmony":
-            given["chat_template_kwargs"] = FIXED_DATE | (fields.get("chat_template_kwargs") or {})
+        given: dict[str, Any] = {"model": MODEL, **with_fixed_date(family, CHAT, fields)}
         yield Case(family, name, CHAT, orjson.dumps(given))
 
 
 def _others(family: str) -> Iterator[Case]:
     shapes = [*others.shapes(), *(odd.shapes() if family in ODD_FAMILIES else ())]
     for path, name, fields in shapes:
-        if family == "harmony" and path != "/v1/completions":
-            fields = {
-                **fields,
-                "chat_template_kwargs": FIXED_DATE | (fields.get("chat_template_kwargs") or {}),
-            }
-        yield Case(family, name, path, orjson.dumps({"model": MODEL, **fields}))
+        given = {"model": MODEL, **with_fixed_date(family, path, fields)}
+        yield Case(family, name, path, orjson.dumps(given))
+
+
+def with_fixed_date(family: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if family != "harmony" or path == others.COMPLETIONS:
+        return fields
+    return {**fields, "chat_template_kwargs": FIXED_DATE | (fields.get("chat_template_kwargs") or {})}

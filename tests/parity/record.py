@@ -33,7 +33,6 @@ UNMATCHED: Final[Mapping[str, str]] = {
     "odd_forwarded_tokens": "forwarded_tokens",
     "odd_no_thinking": "unwritable",  # by the render back end; the local one knows both
     "odd_no_tools": "unwritable",
-    "odd_system_inside": "inline_system",
 }
 
 Answer = list[int] | str  # the engine's token ids or REFUSED; the router's token ids or its reason

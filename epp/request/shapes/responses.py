@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from epp.request.prompts import ChatPrompt, NoPrompt, Prompt, Reason
+from epp.request.prompts import ChatPrompt, NoPrompt, Origin, Prompt, Reason
+from epp.request.shapes.chat import read_items
 from epp.request.shapes.fields import (
     check_effort,
     check_forwarded_tokens,
@@ -23,6 +24,7 @@ from epp.request.shapes.fields import (
     read_text,
 )
 
+_PATH: Final = "/v1/responses"
 _SERVER_STATE: Final = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
 # every field that decides about the tokens
 _RENDERED: Final = ("input", "instructions", "tools", "tool_choice", "reasoning", "chat_template_kwargs")
@@ -59,8 +61,9 @@ def read_prompt(fields: dict[str, Any]) -> tuple[Prompt, int]:
         continue_final_message=continued,
         template_kwargs=read_template_kwargs(fields, {"reasoning_effort": _effort(fields)}),
         add_special_tokens=True,  # unlike the chat API
+        items=read_items(messages),
         tools_off=fields.get("tool_choice") == "none",
-        responses={name: fields[name] for name in _RENDERED if name in fields},
+        origin=Origin(_PATH, {name: fields[name] for name in _RENDERED if name in fields}),
     )
     return prompt, 1
 
@@ -133,21 +136,22 @@ def _read_easy(item: _Message, _: _Message | None) -> _Message:
     if item.get("role") not in _EASY_ROLES:
         raise NoPrompt(Reason.INPUT_ITEM)
     content = item.get("content")
-    if not isinstance(content, str):
-        content = [{"type": "text", "text": text} for text in _texts(content, "input_text")]
-    return {"role": item["role"], "content": content}
+    return {"role": item["role"], "content": content if isinstance(content, str) else _parts(content)}
 
 
 def _read_assistant(item: _Message, previous: _Message | None) -> _Message | None:
-    """Only the first part of an assistant's text is rendered."""
+    """Only the first part of an assistant's text is rendered: as an output message where it has a type and
+    only output, else as anybody's message, whose list of parts may be empty."""
     _check_keys(item, ("type", "role", "content", "id", "status", "phase"))
     content = item.get("content")
     if not isinstance(content, str):
-        typed = "type" in item  # the engine then reads it as an output message
-        texts = _texts(content, "output_text" if typed else "input_text")
-        if not texts:
-            raise NoPrompt(Reason.INPUT_ITEM)
-        content = texts[0]
+        parts = read_list(content, Reason.INPUT_ITEM)
+        if not parts and "type" in item:
+            raise NoPrompt(Reason.INPUT_ITEM)  # an engine fails at it
+        if not parts:
+            return {"role": "assistant", "content": []}
+        output = "type" in item and isinstance(parts[0], dict) and parts[0].get("type") != "input_text"
+        content = _texts(parts, "output_text" if output else "input_text")[0]
     if previous is not None and previous.get("content") is None:
         previous["content"] = content
         return None
@@ -181,7 +185,7 @@ def _read_call_output(item: _Message, _: _Message | None) -> _Message:
     _check_keys(item, ("type", "call_id", "output", "id", "status"))
     output = item.get("output")
     if not isinstance(output, str):
-        output = "\n".join(_texts(output, "input_text"))
+        output = _parts(output)
     call_id = read_text(item.get("call_id"), Reason.INPUT_ITEM)
     return {"role": "tool", "content": output, "tool_call_id": call_id}
 
@@ -207,6 +211,25 @@ _READERS: Final = {
     "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
+
+
+def _parts(content: Any) -> list[_Message]:
+    """Texts and pictures: the engine takes them for parts of a chat as they are. (From a text of this type
+    no billing line is taken out.)"""
+    parts: list[_Message] = []
+    for part in read_list(content, Reason.INPUT_ITEM):
+        if isinstance(part, dict) and part.get("type") == "input_image":
+            parts.append(_image(part))
+        else:
+            parts.extend({"type": "input_text", "text": text} for text in _texts([part], "input_text"))
+    return parts
+
+
+def _image(part: _Message) -> _Message:
+    """A template that walks parts sees `detail`, which has a default."""
+    if not part.keys() <= {"type", "image_url", "detail"} or not isinstance(part.get("image_url"), str):
+        raise NoPrompt(Reason.MULTIMODAL)
+    return {"detail": "auto"} | part
 
 
 def _texts(content: Any, kind: str) -> list[str]:

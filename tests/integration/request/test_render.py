@@ -425,7 +425,7 @@ async def test_calls_that_the_engine_would_reorder_are_asked_for_as_they_came_or
     assert isinstance(prompt, ChatPrompt)
     async with http_server(engine) as url, tokeniser(url) as service:
         assert await service.token_ids(prompt) == array("I", [4, 5])
-        assert await service.token_ids(replace(prompt, responses=None)) is None
+        assert await service.token_ids(replace(prompt, origin=None)) is None
         assert service.counters.outcomes == {"rendered": 1, "unwritable": 1}
     assert engine.calls == [("/v1/responses/render", {"input": fields["input"]})]
 

@@ -168,7 +168,7 @@ def test_continuation_under_a_template_that_strips() -> None:
         ([{"role": "user", "content": [5]}], "part_shape"),
         ([{"role": "user", "content": [{"type": "text"}]}], "part_shape"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "tool_calls_shape"),
-        ([{"role": "user", "content": ["text"]}], "part_shape"),
+        ([{"role": "user", "content": [["text"]]}], "part_shape"),
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "tool_calls_shape"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": DEEP}}]}], "tool_arguments_json"),
         ([{"role": "martian", "content": "x"}], "template_refused"),
@@ -186,6 +186,13 @@ def test_what_the_engine_refuses_is_not_rendered(
 def test_arguments_that_are_no_object_are_an_empty_one(tokenizer: LocalTokenizer, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     assert "<|call|>f {}<|end|>" in tokenizer.render_chat([USER, {"role": "assistant", "tool_calls": [call]}])
+
+
+def test_a_bare_text_among_parts_is_a_part(tokenizer: LocalTokenizer) -> None:
+    chat = [{"role": "user", "content": ["one", "", {"type": "text", "text": "two"}]}]
+    assert tokenizer.render_chat(chat, add_generation_prompt=False) == "<|bos|><|user|>one\ntwo<|end|>"
+    header = [{"role": "system", "content": ["x-anthropic-billing-header: 1", "Rules."]}]
+    assert "billing" not in tokenizer.render_chat([*header, USER])
 
 
 def test_empty_texts_among_parts_leave_no_line(tokenizer: LocalTokenizer) -> None:

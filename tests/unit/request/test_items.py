@@ -14,7 +14,7 @@ import pytest
 
 from epp.request.items import ItemPlaces, shown_item
 from epp.request.local_tokenizer import LocalTokenizer
-from epp.request.parse import parse_request
+from epp.request.parse import ChatPrompt, parse_request
 from epp.request.tokenise import LocalTokeniser
 from tests.parity.families import by_name, write_family
 from tests.parity.ours import JSON_HEADERS
@@ -130,3 +130,67 @@ def test_the_first_placeholder_of_any_kind_ends_the_prefix() -> None:
     places = ItemPlaces({"model_type": "qwen2_vl", "image_token_id": 7, "video_token_id": 8})
     assert places.tokens_before(array("I", [1, 2, 8, 3, 7])) == array("I", [1, 2])
     assert places.tokens_before(array("I", [1, 2, 3])) is None
+
+
+# ---- the same in other APIs ------------------------------------------------------------------------
+
+URL = "data:image/png;base64,AAAA"
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+
+async def say_by(tokenizer: LocalTokenizer, path: str, **fields: Any) -> tuple[str | None, str]:
+    """The router's text in front of the first picture, and the outcome."""
+    body = json.dumps({"model": "m", "max_tokens": 9} | fields).encode()
+    prompt = parse_request(body, path, JSON_HEADERS).prompt
+    assert prompt is not None
+    service = LocalTokeniser(tokenizer, budget_s=30.0)
+    ids = await service.token_ids(prompt)
+    await service.aclose()
+    return None if ids is None else tokenizer.decode(list(ids)), next(iter(service.counters.outcomes))
+
+
+async def test_pictures_in_anthropic_messages(tmp_path: Path) -> None:
+    """A picture in front of which there is text, one that a tool gave, and one that is no picture."""
+    tokenizer = write_model(tmp_path, "qwen2_vl")
+    ask = [text("Look:"), BLOCK, text("What is it?")]
+    said = await say_by(tokenizer, "/v1/messages", system="Top.", messages=[{"role": "user", "content": ask}])
+    assert said == ("<|no_documents|><|im_start|>system\nTop.<|im_end|>\n<|im_start|>user\nLook: ", "prefix")
+    empty = {"type": "image", "source": {}}
+    chat = [{"role": "user", "content": [empty, text("only text")]}]
+    assert (await say_by(tokenizer, "/v1/messages", messages=chat))[1] == "encoded"
+
+
+async def test_a_tool_s_picture_is_a_message_of_its_own_behind_the_result(tmp_path: Path) -> None:
+    tokenizer = write_model(tmp_path, "qwen2_vl")
+    url = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    for picture in (BLOCK, url):
+        content = [picture, text("Here:")]
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+        chat = [{"role": "user", "content": "Show"}, {"role": "user", "content": [result]}]
+        shown, outcome = await say_by(tokenizer, "/v1/messages", messages=chat)
+        assert outcome == "prefix"
+        assert shown is not None
+        assert "Here:" in shown
+        assert shown.endswith("<|im_start|>user\n")
+    nothing = {"type": "image", "source": {"type": "url"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [nothing]}
+    chat = [{"role": "user", "content": [result]}]
+    assert (await say_by(tokenizer, "/v1/messages", messages=chat))[1] == "encoded"
+
+
+async def test_pictures_in_responses(tmp_path: Path) -> None:
+    tokenizer = write_model(tmp_path, "qwen2_vl")
+    image = {"type": "input_image", "image_url": URL}
+    parts = [{"type": "input_text", "text": "Look:"}, image, {"type": "input_text", "text": "What?"}]
+    said = await say_by(tokenizer, "/v1/responses", input=[{"role": "user", "content": parts}])
+    start = "<|no_documents|><|im_start|>system\nAn assistant with eyes.<|im_end|>\n"
+    assert said == (f"{start}<|im_start|>user\nLook: ", "prefix")
+    output = {"type": "function_call_output", "call_id": "c", "output": [image]}
+    assert (await say_by(tokenizer, "/v1/responses", input=[*BEFORE, output]))[1] == "prefix"
+
+
+def test_a_template_sees_the_detail_that_responses_have_by_default() -> None:
+    body = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]}
+    prompt = parse_request(json.dumps(body).encode(), "/v1/responses", JSON_HEADERS).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert shown_item(prompt.messages[0]["content"][0]) == {"type": "image", "detail": "auto"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epp.request.chat import engine_messages
 from epp.request.parse import ChatPrompt, ParsedRequest, RequestKind, parse_request
 
 USER = {"role": "user", "content": "Q"}
@@ -38,11 +39,21 @@ def test_s_b04_system_text_and_messages() -> None:
 def test_system_blocks_are_joined_without_the_billing_line() -> None:
     blocks = [text("x-anthropic-billing-header: cch=1"), text("One."), text(""), text("Two.")]
     assert chat(system=blocks, messages=[USER]).messages[0]["content"] == "One.Two."
-    assert chat(system="x-anthropic-billing-header: 1\nRest", messages=[USER]).messages == [
-        {"role": "system", "content": "Rest"},
-        USER,
-    ]
-    assert chat(system="x-anthropic-billing-header: 1", messages=[USER]).messages[0]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "left"),
+    [
+        ("x-anthropic-billing-header: 1\nRest", "Rest"),
+        ("x-anthropic-billing-header: 1", ""),
+        ("x-anthropic-billing-header: 1\nx-anthropic-billing-header: 2\nRest", None),
+    ],
+)
+def test_a_billing_line_is_taken_out_once(system: str, left: str | None) -> None:
+    """Where every chat's is: a second one stays."""
+    prompt = chat(system=system, messages=[USER])
+    shown = engine_messages(prompt.messages, "string")[0]["content"]
+    assert shown == ("x-anthropic-billing-header: 2\nRest" if left is None else left)
 
 
 @pytest.mark.parametrize("system", [None, "", [], [text("x-anthropic-billing-header")]])
@@ -122,6 +133,35 @@ def test_a_result_in_an_assistant_message_is_text() -> None:
     ]
 
 
+def test_a_list_of_results_in_an_assistant_message_is_text_as_the_engine_writes_it() -> None:
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "it's"}, {"n": [1.0, None]}]}
+    shown = """Tool result: [{'type': 'text', 'text': "it's"}, {'n': [1.0, None]}]"""
+    assert chat(messages=[{"role": "assistant", "content": [result]}]).messages == [
+        {"role": "assistant", "content": shown}
+    ]
+    empty = {"type": "tool_result", "content": []}
+    assert (
+        chat(messages=[{"role": "assistant", "content": [empty]}]).messages[0]["content"] == "Tool result: "
+    )
+
+
+def test_tools_that_a_result_names_come_behind_its_text() -> None:
+    content = [
+        {"type": "tool_reference", "tool_name": "f", "name": "g"},
+        text("Found:"),
+        {"type": "tool_reference", "name": "g"},
+        {"type": "tool_reference"},
+        {"type": "search_result", "title": "left out"},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+    outside = {"type": "tool_reference", "tool_name": "h"}
+    named = [{"type": "tool_reference", "name": name} for name in ("f", "g")]
+    assert chat(messages=[{"role": "user", "content": [result, outside]}]).messages == [
+        {"role": "tool", "tool_call_id": "t", "content": "Found:"},
+        {"role": "tool", "tool_call_id": "t", "content": named},
+    ]
+
+
 def test_tools_are_rendered_in_the_form_of_the_chat_api() -> None:
     schema = {"properties": {"b": {}, "a": {}}}
     tools = [{"input_schema": schema, "name": "f", "description": "d", "cache_control": {}}]
@@ -166,7 +206,7 @@ def test_disabled_thinking_and_unused_tools_wait_for_the_engine_s_flags() -> Non
         ({"messages": ["Q"]}, "messages_shape"),
         ({"messages": [{"role": "user", "content": None}]}, "messages_shape"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages_shape"),
-        ({"messages": [USER, {"role": "system", "content": "now"}]}, "inline_system"),
+        ({"messages": [USER, {"role": "system", "content": None}]}, "messages_shape"),
         ({"system": {"text": "x"}}, "messages_shape"),
         ({"system": [{"type": "image"}]}, "messages_shape"),
         (
@@ -189,13 +229,14 @@ def test_requests_left_to_the_engine(fields: dict[str, Any], reason: str) -> Non
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        ({"type": "image", "source": {"type": "url", "url": "u"}}, "multimodal"),
-        ({"type": "document"}, "multimodal"),
-        ({"type": "tool_result", "content": [{"type": "image", "source": {}}]}, "multimodal"),
-        ({"type": "tool_result", "content": [{"type": "tool_reference"}]}, "tool_change"),
+        ({"type": "image", "source": "u"}, "messages_shape"),
+        ({"type": "image", "source": {"type": "url", "url": 5}}, "messages_shape"),
+        ({"type": "document"}, "messages_shape"),
+        ({"type": "tool_result", "content": [{"type": "image", "source": "u"}]}, "messages_shape"),
+        ({"type": "tool_result", "content": [{"type": "text", "text": None}]}, "messages_shape"),
         ({"type": "tool_result", "content": 5}, "messages_shape"),
         ({"type": "tool_result", "content": ["x"]}, "messages_shape"),
-        ({"type": "tool_addition", "tool": {}}, "tool_change"),
+        ({"type": "tool_addition", "tool": {}}, "messages_shape"),
         ({"type": "tool_use", "name": "f", "input": {}}, "messages_shape"),
         ({"type": "tool_use", "id": "t", "name": "f", "input": "{}"}, "messages_shape"),
         ({"type": "tool_use", "id": "t", "name": "f", "input": {"n": 2**64}}, "number_range"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epp.request.chat import engine_messages
 from epp.request.parse import ChatPrompt, ParsedRequest, RequestKind, parse_request
 
 Items = list[dict[str, Any]]
@@ -60,7 +61,7 @@ def test_s_b05_input_as_items() -> None:
     ]
     assert messages(items) == [
         {"role": "developer", "content": "Rules."},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "And now?"},
     ]
@@ -89,8 +90,21 @@ def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
             "tool_calls": [rendered_call("f", "c1"), rendered_call("g", "c2", "")],
         },
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
-        {"role": "tool", "content": "a\nb", "tool_call_id": "c2"},
+        {
+            "role": "tool",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+            "tool_call_id": "c2",
+        },
     ]
+
+
+def test_a_billing_line_is_taken_out_of_a_plain_text_only() -> None:
+    """As the engine has it, which looks at parts of another type."""
+    line = "x-anthropic-billing-header: 1\nRules."
+    part = {"type": "input_text", "text": line}
+    given = messages([{"role": "system", "content": line}, {"role": "system", "content": [part]}])
+    shown = [message["content"] for message in engine_messages(given, "string")]
+    assert shown == ["Rules.", line]
 
 
 def test_two_texts_in_a_row_are_two_messages() -> None:
@@ -118,7 +132,9 @@ def test_only_the_first_part_of_an_answer_is_rendered() -> None:
         {"role": "assistant", "content": "a"}
     ]
     easy = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    assert messages([{"role": "assistant", "content": easy}]) == [{"role": "assistant", "content": "a"}]
+    for item in ({"role": "assistant"}, {"role": "assistant", "type": "message"}):
+        assert messages([item | {"content": easy}]) == [{"role": "assistant", "content": "a"}]
+    assert messages([{"role": "assistant", "content": []}]) == [{"role": "assistant", "content": []}]
 
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])
@@ -231,7 +247,10 @@ def test_requests_left_to_the_engine(fields: dict[str, Any], reason: str) -> Non
         ({"role": "user", "content": None}, "input_item"),
         ({"role": "user", "content": "x", "name": "n"}, "input_item"),
         ({"role": "user", "content": "x", "status": "odd"}, "input_item"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "u", "x": 1}]}, "multimodal"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "multimodal"),
+        ({"type": "message", "role": "assistant", "content": [{"type": "input_image"}]}, "multimodal"),
         ({"role": "user", "content": [{"type": "input_text", "text": "x", "y": 1}]}, "input_item"),
         ({"type": "message", "role": "assistant", "content": []}, "input_item"),
         ({"type": "message", "role": "assistant", "content": [{"type": "refusal"}]}, "input_item"),
