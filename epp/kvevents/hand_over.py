@@ -28,7 +28,7 @@ class HandOverLimits:
 
 
 class HandOver(Generic[Item]):
-    """`put` on the thread, `take` and `ready` on the loop."""
+    """`put` and `announce` on the thread, `take` and `ready` on the loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, limits: HandOverLimits, on_room: Callable[[], None]
@@ -70,11 +70,14 @@ class HandOver(Generic[Item]):
         return False
 
     def put(self, item: Item, size_bytes: int) -> None:
-        """Thread: append, and wake the loop if it may be asleep."""
+        """Thread: append. The loop may sleep on until `announce`."""
         self._put_bytes += size_bytes
         self._items.append((item, size_bytes))
-        # looked at after the append: with an item before ours still there, the loop is not asleep yet
-        if len(self._items) == 1:
+
+    def announce(self) -> None:
+        """Thread: wake the loop if anything waits for it. Once for many items: a loop that is awake wants
+        the interpreter lock, which the thread gives up with every read, and each time that is a switch."""
+        if self._items:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to read
                 self._loop.call_soon_threadsafe(self.ready.set)
 
@@ -84,7 +87,7 @@ class HandOver(Generic[Item]):
             self.ready.clear()
             if not self._items:
                 return None
-            self.ready.set()  # put between the two looks; its own wake-up may have come before the clear
+            self.ready.set()  # put between the two looks; its announcement may have come before the clear
         item, size_bytes = self._items.popleft()
         self._taken_bytes += size_bytes
         if self._was_full and self._half_empty():

@@ -44,9 +44,12 @@ log = logging.getLogger(__name__)
 
 WAKE_ADDRESS = "inproc://kvevents-wake"
 _MONITOR_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-_MESSAGES_A_TURN = 64  # from one socket before the others get a look
+# From all sockets. The thread holds the interpreter lock while it reads them: without an end to that the loop
+# waits for it as long as an interpreter may be waited for, 5 ms, in every turn of a storm of replays.
+_MESSAGES_A_TURN = 64
 _IDLE_POLL_S = 1.0
-_COALESCE_S = 0.001  # after a turn that brought something: the next one finds more, and costs no more
+_COALESCE_S = 0.004  # after a turn that read all there was: the next one finds more, and costs no more
+_YIELD_S = 0.001  # after one that did not
 _FULL_POLL_S = 0.05  # while the loop is behind, if its wake-up should be lost
 _MESSAGE_BYTES = 512  # what a message takes besides its bytes, about
 
@@ -57,6 +60,11 @@ class _Link:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     up: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Monitor:
+    link: _Link
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +106,7 @@ class Receiver:
         except Exception as error:  # task guard of the thread: without it the component dies in silence
             log.exception("the KV event thread failed")
             self._hand_over.put(ReceiverFailed(type(error).__name__), 0)
+            self._hand_over.announce()
         finally:
             for replay in list(self._replays):
                 self._close_replay(replay)
@@ -109,26 +118,36 @@ class Receiver:
     def _turn(self, wake: zmq.Socket[bytes]) -> None:
         """One wait, and what came of it."""
         _drain(wake)  # before the look at the commands: a wake-up after that ends the wait
-        full = self._hand_over.is_full()
-        wait_s = self._wait_s(full, time.monotonic())
-        if full:
-            wake.poll(int(wait_s * 1000) + 1)
-            self._read_replays()
-        ready = [] if full else self._ready.wait(wait_s)
-        for owner in ready:
-            if isinstance(owner, _Link):
-                # also before the first data: the state of a connection comes ahead of what it brings
-                self._read_monitor(owner)
-                if not owner.socket.closed:
-                    self._read_link(owner)
-            elif isinstance(owner, _RunningReplay) and not owner.socket.closed:
-                self._read_replay(owner)
+        self._ready.emptied(wake)
+        room = _MESSAGES_A_TURN
+        if self._hand_over.is_full():
+            wake.poll(int(self._wait_s(True, time.monotonic()) * 1000) + 1)
+            left = self._read_replays(room)
+        else:
+            left = self._read_ready(room)
         self._end_late_replays()
         self._reopen_lost()
         while self._commands:
             self._execute(self._commands.popleft())
-        if ready:
-            time.sleep(_COALESCE_S)
+        self._hand_over.announce()
+        if left < room:
+            time.sleep(_COALESCE_S if left > 0 else _YIELD_S)
+
+    def _read_ready(self, room: int) -> int:
+        """Read up to `room` messages and changes of connections; the room that is left."""
+        ready = self._ready.wait(self._wait_s(False, time.monotonic()))
+        for owner in ready:
+            # first: the state of a connection comes ahead of what it brings
+            if isinstance(owner, _Monitor):
+                room = self._read_monitor(owner, room)
+        for owner in ready:
+            if room <= 0:
+                break
+            if isinstance(owner, _Link) and not owner.socket.closed:
+                room = self._read_link(owner, room)
+            elif isinstance(owner, _RunningReplay) and not owner.socket.closed:
+                room = self._read_replay(owner, room)
+        return room
 
     def _wait_s(self, full: bool, now_s: float) -> float:
         if self._commands:
@@ -141,20 +160,24 @@ class Receiver:
 
     # --- subscriptions --------------------------------------------------------------------------
 
-    def _read_monitor(self, link: _Link) -> None:
-        for _ in range(_MESSAGES_A_TURN):
-            if not int(link.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return
-            event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
+    def _read_monitor(self, monitor: _Monitor, room: int) -> int:
+        link = monitor.link
+        while True:
+            try:
+                event = recv_monitor_message(link.monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                self._ready.emptied(monitor)
+                return room
             up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if up == link.up:
                 continue
             link.up = up
+            room -= 1
             self._hand_over.put(LinkChanged(link.add.endpoint, link.add.link, up), 0)
             if not up:
                 self._close_link(link.add.link)
                 self._lost[link.add.link] = link.add, time.monotonic() + self._settings.reconnect_s
-                return
+                return room
 
     def _reopen_lost(self) -> None:
         now_s = time.monotonic()
@@ -168,37 +191,45 @@ class Receiver:
                 log.warning("no new subscription to the KV events of %s yet: %s", add.endpoint, error)
                 self._lost[add.link] = add, now_s + self._settings.reconnect_max_s
 
-    def _read_link(self, link: _Link) -> None:
-        for _ in range(_MESSAGES_A_TURN):
+    def _read_link(self, link: _Link, room: int) -> int:
+        while room > 0:
             frames = _receive(link.socket)
-            if frames is None or self._stopping.is_set():
-                return
+            if frames is None:
+                self._ready.emptied(link)
+                return room
             self._hand_over.put(LiveFrames(link.add.endpoint, link.add.link, frames), _size_bytes(frames))
-            if self._hand_over.is_full():
-                return
+            room -= 1
+            if self._hand_over.is_full() or self._stopping.is_set():
+                room = 0
+        self._ready.look_again(link)
+        return room
 
     # --- replays --------------------------------------------------------------------------------
 
-    def _read_replays(self) -> None:
+    def _read_replays(self, room: int) -> int:
         """Unasked: while the hand-over is full, subscriptions would be ready all the time."""
+        share = max(1, room // max(1, len(self._replays)))
         for running in list(self._replays.values()):
-            self._read_replay(running)
-            if not running.socket.closed:
-                self._ready.look_again(running.socket)
+            room -= share - self._read_replay(running, share)
+        return room
 
-    def _read_replay(self, running: _RunningReplay) -> None:
-        for _ in range(_MESSAGES_A_TURN):
+    def _read_replay(self, running: _RunningReplay, room: int) -> int:
+        while room > 0:
             frames = _receive(running.socket)
             if frames is None:
-                return
+                self._ready.emptied(running)
+                return room
+            room -= 1
             running.idle_at_s = time.monotonic() + self._settings.replay_idle_s
             if is_end_of_replay(frames):
                 self._finish(running, True, "end")
-                return
+                return room
             self._hand_over.put(ReplayFrames(running.replay, frames), _size_bytes(frames))
             if self._hand_over.is_over():
                 self._finish(running, False, "cut")
-                return
+                return room
+        self._ready.look_again(running)
+        return room
 
     def _end_late_replays(self) -> None:
         now_s = time.monotonic()
@@ -257,7 +288,7 @@ class Receiver:
             _close(link)
             raise
         self._ready.add(socket, link)
-        self._ready.add(monitor, link)
+        self._ready.add(monitor, _Monitor(link))
         return link
 
     def _ask_replay(self, command: Replay) -> _RunningReplay:

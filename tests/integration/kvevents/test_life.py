@@ -174,6 +174,8 @@ async def test_hand_over_wakes_the_loop_and_tells_of_room() -> None:
             while queue.is_full():
                 fed.wait(0.001)
             queue.put(i, 1)
+            if i % 3 == 2 or queue.is_full() or i == total - 1:
+                queue.announce()
 
     thread = threading.Thread(target=feed)
     thread.start()

@@ -20,7 +20,8 @@ class Pairs:
     def __init__(self, count: int) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.readiness = Readiness()
-        self.near, self.far = [], []
+        self.near: list[zmq.Socket[bytes]] = []
+        self.far: list[zmq.Socket[bytes]] = []
         for number in range(count):
             near, far = self.context.socket(zmq.PAIR), self.context.socket(zmq.PAIR)
             near.bind(f"inproc://pair-{number}")
@@ -28,6 +29,23 @@ class Pairs:
             self.readiness.add(near, number)
             self.near.append(near)
             self.far.append(far)
+
+    def read(self, number: int, most: int = 1_000) -> list[bytes]:
+        """As a receiver does: until nothing is left, or enough was read."""
+        texts: list[bytes] = []
+        while len(texts) < most:
+            try:
+                texts.append(self.near[number].recv(zmq.NOBLOCK))
+            except zmq.Again:
+                self.readiness.emptied(number)
+                return texts
+        self.readiness.look_again(number)
+        return texts
+
+    def settle(self) -> None:
+        for number in self.readiness.wait(0.0):
+            assert isinstance(number, int)
+            assert self.read(number) == []
 
     def close(self) -> None:
         self.readiness.close()
@@ -37,6 +55,7 @@ class Pairs:
 @pytest.fixture
 def pairs() -> Iterator[Pairs]:
     made = Pairs(3)
+    made.settle()
     yield made
     made.close()
 
@@ -52,9 +71,21 @@ def test_a_socket_that_was_not_emptied_stays_ready(pairs: Pairs) -> None:
     seen = []
     for _ in range(3):
         assert pairs.readiness.wait(WAIT_S) == [2]
-        seen.append(pairs.near[2].recv(zmq.NOBLOCK))
+        seen += pairs.read(2, most=1)
     assert seen == [b"a", b"b", b"c"]
+    assert pairs.readiness.wait(0.0) == [2]  # nobody has seen yet that it is empty
+    assert pairs.read(2) == []
     assert pairs.readiness.wait(0.0) == []
+
+
+def test_who_left_messages_comes_after_those_who_were_not_read(pairs: Pairs) -> None:
+    for number in (0, 1):
+        for text in (b"a", b"b"):
+            pairs.far[number].send(text)
+    first, second = pairs.readiness.wait(WAIT_S)
+    assert isinstance(first, int)
+    pairs.read(first, most=1)
+    assert pairs.readiness.wait(0.0) == [second, first]
 
 
 def test_a_message_from_before_the_add_is_seen() -> None:
@@ -86,9 +117,7 @@ def test_whatever_the_order_every_message_is_reached(steps: list[tuple[bool, int
     def read_some(limit: int) -> None:
         for number in made.readiness.wait(0.0):
             assert isinstance(number, int)
-            for _ in range(min(limit, sent[number] - read[number])):
-                made.near[number].recv(zmq.NOBLOCK)
-                read[number] += 1
+            read[number] += len(made.read(number, limit))
 
     for sending, number, amount in steps:
         if sending:
@@ -100,5 +129,6 @@ def test_whatever_the_order_every_message_is_reached(steps: list[tuple[bool, int
     while read != sent:
         assert made.readiness.wait(WAIT_S), "messages are left and nobody is ready"
         read_some(2)
+    made.settle()
     assert made.readiness.wait(0.0) == []
     made.close()
