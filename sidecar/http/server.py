@@ -16,8 +16,6 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from multidict import CIMultiDict
@@ -26,49 +24,12 @@ from sidecar.http.answer import Answer, reset
 from sidecar.http.body import Body
 from sidecar.http.message import CONTINUE, BadMessage, Framing, PeerGone, RequestHead, answer_bytes
 from sidecar.http.reader import RequestReader
+from sidecar.http.service import Request, Service
 
 MAX_PIPELINED: Final = 16  # requests read ahead; more than that end the connection
 LINGER_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request, and where its answer goes. `remote`: the client's address, without its port."""
-
-    head: RequestHead
-    body: Body
-    answer: Answer
-    remote: str | None
-
-    @property
-    def headers(self) -> CIMultiDict[str]:
-        return self.head.headers
-
-    @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
-    def has_body(self) -> bool:
-        return self.head.framing is not Framing.NONE
-
-
-Handler = Callable[[Request], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Service:
-    """What all connections of a listener share. `refusal`: the JSON body that answers what is not HTTP."""
-
-    handler: Handler
-    refusal: Callable[[BadMessage], bytes]
-    head_s: float
-    idle_s: float
-    keep_alive_s: float
-    draining: bool = False
-    connections: set[ServerConnection] = field(default_factory=set)
 
 
 class State(enum.Enum):
