@@ -26,7 +26,7 @@ from sidecar.http.message import CONTINUE, BadMessage, Framing, PeerGone, Reques
 from sidecar.http.reader import RequestReader
 from sidecar.http.service import Request, Service
 
-MAX_PIPELINED: Final = 16  # requests read ahead; more than that end the connection
+MAX_PIPELINED: Final = 128  # requests read ahead; more than that end the connection
 LINGER_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ class ServerConnection(asyncio.Protocol):
         self._queue.clear()
         if self._arriving is not None:
             self._arriving.body.fail(PeerGone())
+        if self.writes_from is not None:
+            self.writes_from.discard()  # until the handler has noticed
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError())
         if self._task is not None:
@@ -184,7 +186,8 @@ class ServerConnection(asyncio.Protocol):
         return serving is not None and serving.head.expects_continue and serving.body.unwanted
 
     def _continue(self) -> None:
-        if self._serving is not None and self._serving.answer.status is None:
+        unanswered = self._serving is not None and self._serving.answer.status is None
+        if unanswered and not self.transport.is_closing():
             self.transport.write(CONTINUE)
 
     def _update_reading(self) -> None:
@@ -300,7 +303,7 @@ class ServerConnection(asyncio.Protocol):
         self._deaf = True
         self._body_held = False
         self._queue.clear()
-        if not self.transport.can_write_eof():
+        if self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return
         self._update_reading()
