@@ -359,6 +359,30 @@ async def test_a_second_answer_of_an_engine_is_nobodys(tmp_path: Path) -> None:
         for _ in range(3):
             assert (await rig.post(COMPLETIONS, b"{}")).body == b"first"
         assert engine.connections == 3
+        assert rig.value("retries_total", kind="stale_connection") == 0, "none was used again"
+
+
+async def test_what_an_engine_says_unasked_ends_its_connection(tmp_path: Path) -> None:
+    say_more, closed = asyncio.Event(), asyncio.Event()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+    async def script(engine: RawEngine, reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        out.write(answer + b"asked")
+        await out.drain()
+        await say_more.wait()
+        out.write(answer + b"stray")
+        assert await engine.read_request(reader) == b""
+        closed.set()
+
+    flags = ("--upstream-keepalive", "60s")
+    async with raw_engine(own_host(), script) as engine, running(tmp_path, engine, *flags) as rig:
+        assert (await rig.post(COMPLETIONS, b"{}")).body == b"asked"
+        say_more.set()
+        async with asyncio.timeout(WAIT_S):
+            await closed.wait()
+        assert (await rig.post(COMPLETIONS, b"{}")).body == b"asked"
+        assert engine.connections == 2
 
 
 @pytest.mark.parametrize("most", [1, 2])
