@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from sidecar.http.server import Request
+from sidecar.http.service import Request
 from sidecar.tracing.spans import Span
 from sidecar.trust import request_id
 

@@ -12,7 +12,8 @@ from typing import Final
 
 from sidecar.errors import NotHttp, json_body
 from sidecar.http.message import BadMessage
-from sidecar.http.server import Handler, ServerConnection, Service
+from sidecar.http.server import ServerConnection
+from sidecar.http.service import Handler, Service
 from sidecar.http.sweep import Sweep
 
 _CANCEL_GRACE_S: Final = 1.0  # for handlers to end after the drain time is over

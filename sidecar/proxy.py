@@ -38,7 +38,7 @@ from sidecar.handoff import OWNED
 from sidecar.headers import request_headers
 from sidecar.http.body import Body
 from sidecar.http.message import BodyOverLimit, HttpFault
-from sidecar.http.server import Request
+from sidecar.http.service import Request
 from sidecar.kv_params import Api
 from sidecar.legs import SplitLegs
 from sidecar.peer_health import PeerHealth

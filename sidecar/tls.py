@@ -57,11 +57,12 @@ class ClientContexts:
         """For a new connection; open ones go on."""
         seen = _bundle_stamp() if self._verify else self._seen
         if seen != self._seen:
-            try:
-                self._context = client_context(verify=True)
-            except (OSError, ssl.SSLError) as error:
-                log.warning("trusted roots not reloaded, the last good ones stay: %s", type(error).__name__)
             self._seen = seen
+            fresh = client_context(verify=True)
+            if seen is not None and fresh.cert_store_stats()["x509_ca"]:
+                self._context = fresh
+            else:  # OpenSSL says nothing of a file that it cannot read
+                log.warning("no trusted roots in the changed file, the last good ones stay")
         return self._context
 
 

@@ -8,7 +8,7 @@ from sidecar import wire
 from sidecar.allowlist import AllowList
 from sidecar.endpoint import HostPort
 from sidecar.headers import joined, values_of
-from sidecar.http.server import Request
+from sidecar.http.service import Request
 from sidecar.routing_auth import RoutingAuth, RoutingClaims, verify_routing
 
 

@@ -25,7 +25,9 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)
 class AnswerChannel(Protocol):
     """The client's connection, as an answer sees it."""
 
-    transport: asyncio.Transport
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
     congested: bool  # the client takes bytes more slowly than they are written
     writes_from: Body | None  # to be held while it is
 
@@ -76,11 +78,11 @@ class Answer:
             self._out.append(piece)
 
     def flush(self) -> None:
-        """Send what was gathered."""
-        out = self._out
-        if out:
-            self._channel.transport.write(out[0] if len(out) == 1 else b"".join(out))
-            out.clear()
+        """Send what was gathered; nothing to a client that has gone: its handler is about to be cancelled."""
+        out, transport = self._out, self._channel.transport
+        if out and not transport.is_closing():
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
+        out.clear()
 
     def end(self) -> None:
         """The body is complete, and sent. One that is shorter or longer than was said is broken off."""

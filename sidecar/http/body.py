@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from sidecar.http.message import BodyOverLimit, HttpFault
 
+_MANY_PIECES: Final = 256  # a list of them costs more than their bytes
 HIGH_WATER_BYTES: Final = 256 << 10  # of pieces that nobody has asked for yet
 
 
@@ -46,6 +47,7 @@ class Body:
         "_held",
         "_limit_bytes",
         "_on_wanted",
+        "_packed",
         "_pieces",
         "_sink",
         "_size_bytes",
@@ -59,6 +61,7 @@ class Body:
         self._flow = flow
         self._on_wanted = on_wanted
         self._pieces: list[bytes] = []
+        self._packed = bytearray()  # what came before them
         self._size_bytes = 0
         self._limit_bytes: int | None = None  # while somebody waits for the whole of it
         self._sink: Sink | None = None
@@ -88,6 +91,9 @@ class Body:
                 self._wake()
             elif self._size_bytes > self._limit_bytes:
                 self._wake()
+            if len(self._pieces) >= _MANY_PIECES:
+                self._packed += b"".join(self._pieces)
+                self._pieces.clear()
 
     def flush(self) -> None:
         """All that has arrived was fed."""
@@ -124,7 +130,7 @@ class Body:
             HttpFault: it broke.
         """
         self._want()
-        while not self._pieces:
+        while not self._size_bytes:
             if self.ended:
                 if self.fault is not None:
                     raise self.fault
@@ -158,7 +164,7 @@ class Body:
             self.hold()
         else:
             self.release()
-        if self._pieces:
+        if self._size_bytes:
             sink.write(self._take(release=False))  # may hold it, too
         if not self.ended:
             self._sink = sink
@@ -172,6 +178,8 @@ class Body:
         self._sink = None
         self._discarding = True
         self._pieces.clear()
+        self._packed.clear()
+        self._size_bytes = 0
         self.release()
 
     def hold(self) -> None:
@@ -190,6 +198,9 @@ class Body:
     def _take(self, *, release: bool = True) -> bytes:
         pieces, self._pieces = self._pieces, []
         self._size_bytes = 0
+        if self._packed:
+            pieces.insert(0, bytes(self._packed))
+            self._packed.clear()
         if release:
             self.release()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             HttpFault: `PeerGone`, `PeerIdle`, `BadMessage`, or `UploadBroken` by `body`.
         """
-        if self.lost:
+        if self.lost or self.transport.is_closing():
             raise PeerGone
         answered: asyncio.Future[Received] = self._loop.create_future()
         self._answered = answered

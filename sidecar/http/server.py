@@ -16,8 +16,6 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from multidict import CIMultiDict
@@ -26,49 +24,12 @@ from sidecar.http.answer import Answer, reset
 from sidecar.http.body import Body
 from sidecar.http.message import CONTINUE, BadMessage, Framing, PeerGone, RequestHead, answer_bytes
 from sidecar.http.reader import RequestReader
+from sidecar.http.service import Request, Service
 
-MAX_PIPELINED: Final = 16  # requests read ahead; more than that end the connection
+MAX_PIPELINED: Final = 128  # requests read ahead; more than that end the connection
 LINGER_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request, and where its answer goes. `remote`: the client's address, without its port."""
-
-    head: RequestHead
-    body: Body
-    answer: Answer
-    remote: str | None
-
-    @property
-    def headers(self) -> CIMultiDict[str]:
-        return self.head.headers
-
-    @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
-    def has_body(self) -> bool:
-        return self.head.framing is not Framing.NONE
-
-
-Handler = Callable[[Request], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Service:
-    """What all connections of a listener share. `refusal`: the JSON body that answers what is not HTTP."""
-
-    handler: Handler
-    refusal: Callable[[BadMessage], bytes]
-    head_s: float
-    idle_s: float
-    keep_alive_s: float
-    draining: bool = False
-    connections: set[ServerConnection] = field(default_factory=set)
 
 
 class State(enum.Enum):
@@ -120,6 +81,8 @@ class ServerConnection(asyncio.Protocol):
         self._queue.clear()
         if self._arriving is not None:
             self._arriving.body.fail(PeerGone())
+        if self.writes_from is not None:
+            self.writes_from.discard()  # until the handler has noticed
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError())
         if self._task is not None:
@@ -223,7 +186,8 @@ class ServerConnection(asyncio.Protocol):
         return serving is not None and serving.head.expects_continue and serving.body.unwanted
 
     def _continue(self) -> None:
-        if self._serving is not None and self._serving.answer.status is None:
+        unanswered = self._serving is not None and self._serving.answer.status is None
+        if unanswered and not self.transport.is_closing():
             self.transport.write(CONTINUE)
 
     def _update_reading(self) -> None:
@@ -339,7 +303,7 @@ class ServerConnection(asyncio.Protocol):
         self._deaf = True
         self._body_held = False
         self._queue.clear()
-        if not self.transport.can_write_eof():
+        if self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return
         self._update_reading()

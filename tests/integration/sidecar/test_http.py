@@ -275,6 +275,7 @@ async def test_an_upload_waits_for_an_engine_that_reads_slowly(tmp_path: Path) -
         client.writer.write(head + bytes(size))
         (connection,) = _connections(rig)
         await until(lambda: connection._paused)
+        await _turns()
         assert client.writer.transport.get_write_buffer_size() > size // 2, "it has not left the client"
         go_on.set()
         assert (await client.answer())[1] == b"ok"
@@ -297,10 +298,35 @@ async def test_an_engine_waits_for_a_client_that_reads_slowly(tmp_path: Path) ->
         await client.send(raw_post(COMPLETIONS, b"{}"))
         (connection,) = _connections(rig)
         await until(lambda: connection.congested)
+        await _turns()
         assert written < count // 2
         answer = await client.rest()
         assert answer.count(b"x") == len(piece) * count
         assert answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_client_that_pipelines_many_is_slowed_down_and_not_refused(tmp_path: Path) -> None:
+    """Behind the second request nothing is read: more than may be taken at once are served, in order."""
+    go_on, count = asyncio.Event(), MAX_PIPELINED + 50
+
+    async def first_waits(request: web.Request, received: Received) -> web.StreamResponse:
+        await go_on.wait()
+        return await echo(request, received)
+
+    async with proxied(tmp_path, first_waits) as (engine, rig), connected(rig) as client:
+        for n in range(count):
+            await client.send(_post(b"%d" % n + b" " * 5000))
+            await _turns(2)
+        await engine.wait_arrived()
+        go_on.set()
+        for n in range(count):
+            assert (await client.answer())[1].rstrip() == b"%d" % n
+
+
+async def _turns(count: int = 2000) -> None:
+    """Of the one event loop of client, sidecar and engine: all that can move has moved."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def _connections(rig: Rig) -> set[ServerConnection]:
@@ -333,6 +359,30 @@ async def test_a_second_answer_of_an_engine_is_nobodys(tmp_path: Path) -> None:
         for _ in range(3):
             assert (await rig.post(COMPLETIONS, b"{}")).body == b"first"
         assert engine.connections == 3
+        assert rig.value("retries_total", kind="stale_connection") == 0, "none was used again"
+
+
+async def test_what_an_engine_says_unasked_ends_its_connection(tmp_path: Path) -> None:
+    say_more, closed = asyncio.Event(), asyncio.Event()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+    async def script(engine: RawEngine, reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        out.write(answer + b"asked")
+        await out.drain()
+        await say_more.wait()
+        out.write(answer + b"stray")
+        assert await engine.read_request(reader) == b""
+        closed.set()
+
+    flags = ("--upstream-keepalive", "60s")
+    async with raw_engine(own_host(), script) as engine, running(tmp_path, engine, *flags) as rig:
+        assert (await rig.post(COMPLETIONS, b"{}")).body == b"asked"
+        say_more.set()
+        async with asyncio.timeout(WAIT_S):
+            await closed.wait()
+        assert (await rig.post(COMPLETIONS, b"{}")).body == b"asked"
+        assert engine.connections == 2
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -166,3 +166,34 @@ async def test_h08_a_fallback_is_a_warning_once_and_a_counter_always(
     assert counted == 20
     assert sum("served by the own engine alone" in record.message for record in caplog.records) == 1
     assert json.dumps([record.getMessage() for record in caplog.records]).count("prompt") == 0
+
+
+@pytest.mark.parametrize("connector", ["offloading", "nixlv2"])
+async def test_h03_a_salt_reaches_every_leg_as_it_was(tmp_path: Path, connector: str) -> None:
+    """Whoever may read a block is decided by the salt: no leg may lose it, no metric may have it."""
+    salted = b'{"prompt":"p","cache_salt":"caf\\u00e9 tenant-7"}'
+    async with (
+        recording_engine(own_host(), _prefilled) as prefill,
+        recording_engine(own_host()) as decode,
+        running(
+            tmp_path,
+            decode,
+            "--metrics-port",
+            "8100",
+            pool=[row(prefill.host, prefill.port)],
+            connector=connector,
+        ) as rig,
+    ):
+        await rig.post(COMPLETIONS, salted, **{PREFILL: prefill.address})
+        await until(lambda: len(prefill.received) == 1)
+        salts = [prefill.last.json["cache_salt"], decode.last.json["cache_salt"]]
+        assert salts == ["caf\u00e9 tenant-7"] * 2
+        assert b'"cache_salt":"caf\\u00e9 tenant-7"' in decode.last.body, (
+            "the decode leg has the client's bytes"
+        )
+        if connector == "offloading":
+            await rig.post(COMPLETIONS, salted, **{wire.KV_CACHE_SOURCE_HOST_PORT: prefill.address})
+            assert "remote_kv_source" in decode.last.json["kv_transfer_params"]
+            assert decode.last.json["cache_salt"] == salts[0]
+        async with rig.session.get(f"http://{rig.host}:8100/metrics") as page:
+            assert "tenant-7" not in await page.text()

@@ -6,6 +6,8 @@ import asyncio
 import datetime as dt
 import ipaddress
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,15 +168,26 @@ async def test_the_prefill_leg_to_a_peers_sidecar(
             assert prefill.received == decode.received == []
 
 
-async def test_the_own_engine_over_tls(tmp_path: Path) -> None:
-    authority, host = Authority.create(tmp_path), own_host()
-    authority.issue(tmp_path / "engine", host)
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """An engine that speaks TLS only, and ends its connection after each answer."""
+
+    host: str
+    port: int
+
+
+@asynccontextmanager
+async def secured_engine(authority: Authority, directory: Path) -> AsyncIterator[Secured]:
+    host = own_host()
+    authority.issue(directory, host)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "engine" / "tls.crt", tmp_path / "engine" / "tls.key")
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     app = web.Application()
 
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=await request.read())
+        answered = web.Response(body=await request.read())
+        answered.force_close()
+        return answered
 
     app.router.add_post(COMPLETIONS, answer)
     runner = web.AppRunner(app, access_log=None)
@@ -182,19 +195,44 @@ async def test_the_own_engine_over_tls(tmp_path: Path) -> None:
     try:
         site = web.TCPSite(runner, host, 0, ssl_context=context)
         await site.start()
+        yield Secured(host, site.port)
+    finally:
+        await runner.cleanup()
 
-        class Engine:
-            pass
 
-        engine = Engine()
-        engine.host, engine.port = host, site.port  # type: ignore[attr-defined]
+async def test_the_own_engine_over_tls(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path)
+    async with secured_engine(authority, tmp_path / "engine") as engine:
         flags = ("--enable-tls=decoder", "--tls-insecure-skip-verify=decoder")
         async with running(tmp_path, engine, *flags) as rig:
             assert (await rig.post(COMPLETIONS, b'{"x":1}')).body == b'{"x":1}'
         async with running(tmp_path, engine, "--enable-tls=decoder") as rig:
             assert (await rig.post(COMPLETIONS, b"{}")).status == 503, "not signed by a known authority"
-    finally:
-        await runner.cleanup()
+
+
+async def test_new_trusted_roots_are_taken_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle that cannot be read changes nothing; one without the authority ends its trust."""
+    authority, bundle = Authority.create(tmp_path), tmp_path / "bundle.pem"
+    trusted = await asyncio.to_thread(authority.path.read_bytes)
+    other = await asyncio.to_thread(lambda: Authority.create(tmp_path).path.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+
+    def exchange(text: bytes) -> None:
+        fresh = tmp_path / "fresh.pem"
+        fresh.write_bytes(text)
+        fresh.replace(bundle)
+
+    await asyncio.to_thread(exchange, other)
+    async with (
+        secured_engine(authority, tmp_path / "engine") as engine,
+        running(tmp_path, engine, "--enable-tls=decoder") as rig,
+    ):
+        for text, code in ((None, 503), (trusted, 200), (b"nonsense", 200), (other, 503), (trusted, 200)):
+            if text is not None:
+                await asyncio.to_thread(exchange, text)
+            assert (await rig.post(COMPLETIONS, b"{}")).status == code
 
 
 async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -83,6 +84,23 @@ async def test_the_whole_of_it_is_not_stopped_but_bounded() -> None:
     over.feed(b"xxx")
     with pytest.raises(BodyOverLimit):
         await taking
+
+
+async def test_a_body_in_tiny_pieces_costs_its_bytes() -> None:
+    """A list of a million objects of two bytes would be forty times as large."""
+    body, count = Body(Flow()), 100_000
+    taking = asyncio.create_task(body.whole(2 * count))
+    await asyncio.sleep(0)
+    tracemalloc.start()
+    try:
+        for n in range(count):
+            body.feed(b"%02d" % (n % 100))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    body.end()
+    assert await taking == b"".join(b"%02d" % (n % 100) for n in range(count))
+    assert peak_bytes < 4 * 2 * count
 
 
 async def test_a_broken_body_gives_what_there_was_and_then_its_fault() -> None:
