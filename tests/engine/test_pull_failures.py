@@ -130,6 +130,7 @@ def test_parameters_that_mean_nothing(source: PullEngine) -> None:
 
 def test_whatever_a_stranger_sends(source: PullEngine, consumer: PullEngine) -> None:
     for said in (
+        b"",
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0\0\0\x05\xff\xff\xff\xff\xff",
         b"\xff" * 4096,
@@ -145,7 +146,8 @@ def test_whatever_a_stranger_sends(source: PullEngine, consumer: PullEngine) -> 
     source.complete(ids)
     consumer.complete(ids, params=consumer.pull_from(source))
     assert received(consumer) - before == 12 * BLOCK_BYTES
-    until(lambda: source.metric("kvpull_handshakes_unfinished_total") >= 4)
+    until(lambda: source.metric("kvpull_handshakes_unfinished_total") >= 1)
+    until(lambda: source.metric("kvpull_peer_refused_total", reason="auth") >= 4)
 
 
 def test_a_frozen_source_and_its_return(
