@@ -11,7 +11,8 @@ Best of `--rounds`, because other work on the machine only ever adds time. Figur
     checksums_ms      what verification adds to it
     lookup_ms         look-up with checksums of a known content
     added_us          at 1 MB: fetch beyond the bare transfer
-    scattered         the same with every block on its own, by block size
+    scattered         the same with every block on its own, by block size, as it comes and with packing
+                      withheld; cpu: of both movers, which noise of the machine does not touch
     concurrent        N pulls of 8 MB from one producer by two consumers: MB/s, slowest / median, shares
     cold_ms, connected_ms, insecure_cold_ms   the first pull of a pair: nothing open; after `connect`
     idle_core_share   an idle transport with one open session: mover and control together
@@ -37,6 +38,7 @@ from benchmarks.raw_transfer import RawPair
 from engine_plugin.identity import PeerIdentity
 from engine_plugin.transport import Lease, Limits, PeerTransport, TierMemory
 from engine_plugin.transport.mover.link import Mover
+from engine_plugin.transport.mover.staging import Windows
 
 MB: Final = 1 << 20
 SIZES: Final = (1, 16, 256)
@@ -175,13 +177,28 @@ async def scattered(rounds: int) -> dict[str, Any]:
                 best: dict[str, float] = {}
                 for _ in range(rounds * 2):
                     times = {"raw": raw.transfer_s(16 * MB), "raw_pieces": raw.transfer_s(16 * MB, blocks)}
-                    targets = range(2 * blocks - 1, -1, -2)
-                    _, times["fetch"] = await pull(consumer, producer, range(0, 2 * blocks, 2), targets)
-                    times["data"] = writes.last_s
+                    for more, withheld in (("", False), ("_unpacked", True)):
+                        times |= await _scattered_pull(consumer, producer, blocks, more, withheld)
+                        times["data" + more] = writes.last_s
                     best = {name: min(best.get(name, taken), taken) for name, taken in times.items()}
         found[f"{slot_kb}_kb"] = {f"{name}_ms": taken * 1e3 for name, taken in best.items()}
+        found[f"{slot_kb}_kb"]["packed"] = consumer.transport.stats.packed_moves > 0
         found[f"{slot_kb}_kb"]["data_share"] = best["raw"] / best["data"]
     return found
+
+
+async def _scattered_pull(
+    consumer: Side, producer: Side, blocks: int, more: str, withheld: bool
+) -> dict[str, float]:
+    """One pull of every other slot into every other, backwards. `withheld`: no window is offered."""
+    mover = consumer.transport._movers.current
+    assert mover is not None
+    mover.windows = Windows(0 if withheld else mover.inbox[1])
+    pids = [pid for side in (consumer, producer) if (pid := side.transport.mover_pid) is not None]
+    before_s = sum(_on_cpu_s(pid) for pid in pids)
+    targets = range(2 * blocks - 1, -1, -2)
+    _, fetch_s = await pull(consumer, producer, range(0, 2 * blocks, 2), targets)
+    return {f"fetch{more}": fetch_s, f"cpu{more}": sum(_on_cpu_s(pid) for pid in pids) - before_s}
 
 
 async def concurrent(rounds: int) -> dict[str, Any]:
@@ -245,6 +262,11 @@ async def idle(seconds: float) -> dict[str, float]:
         await asyncio.sleep(seconds)
         used = [_cpu_s(pid) - was for pid, was in zip(pids, before, strict=True) if pid is not None]
     return {"movers_core_share": sum(used[:2]) / 2 / seconds, "control_core_share": used[2] / 2 / seconds}
+
+
+def _on_cpu_s(pid: int) -> float:
+    """As `_cpu_s` of its first thread, exact to the microsecond."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _cpu_s(pid: int) -> float:

@@ -90,6 +90,8 @@ class MoverInfo(Message, frozen=True, tag="mover"):
     metadata: Metadata
     base_address: Word
     slots: Count
+    inbox_address: Word = 0  # where small blocks may be written packed; 0: nowhere
+    inbox_bytes: Count = 0
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
@@ -133,6 +135,7 @@ class Move(Message, frozen=True, tag="move"):
     slots: Slots
     generations: Words
     patience_ms: Count = 0
+    window: Count | None = None  # instead, at this offset of the inbox, all blocks in order
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -150,6 +153,7 @@ class Ended(Message, frozen=True, tag="ended"):
     settled: bool
     bytes: Count
     detail: Detail = ""
+    packed: bool = False  # they lie in the window
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -70,6 +70,11 @@ def cut(segments: Iterator[Segment], chunk_bytes: int) -> Iterator[Chunk]:
         yield Chunk(tuple(pending), filled)
 
 
+def descriptors_pay(segments: Sequence[Segment], least_bytes: int) -> bool:
+    """Whether the average descriptor is worth its cost."""
+    return sum(segment.length for segment in segments) >= least_bytes * len(segments)
+
+
 def plan(
     source_slots: Sequence[int], target_slots: Sequence[int], slot_bytes: int, chunk_bytes: int
 ) -> list[Chunk]:

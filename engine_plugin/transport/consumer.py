@@ -185,7 +185,12 @@ class Consumer:
         mover = await self._mover(opened, slots, until_s)
         generations = offer.generations[: len(slots)]
         patience_s = QUEUE_SHARE * min(until_s - loop.time(), self._limits.first_progress_s)
-        call = opened.session.move(opened.lease_id, mover, slots, generations, patience_s)
+        window = mover.windows.take(len(slots) * self._identity.block_bytes)
+        try:
+            call = opened.session.move(opened.lease_id, mover, slots, generations, patience_s, window)
+        except PullError:
+            _give_window(mover, window)
+            raise
         arrived = mover.expect(call.tag)
         self._stats.moves_in += 1
         try:
@@ -199,7 +204,38 @@ class Consumer:
             held = self._give_up(opened.session, call, mover, tell=False)
             raise PullError(failure.reason, failure.detail, held)
         mover.unexpect(call.tag)
+        await self._unpack(call, mover, until_s)
         return await self._verify(offer, slots, started_s)
+
+    async def _unpack(self, call: MoveCall, mover: Mover, until_s: float) -> None:
+        """A packed move's blocks from the window into their slots; the window is free afterwards.
+
+        Until our mover has done it, or is dead, the slots are being written: whoever gives up before leaves
+        them in quarantine.
+        """
+        ended = call.ended.result()
+        if call.window is None or not (isinstance(ended, Ended) and ended.packed):
+            _give_window(mover, call.window)
+            return
+        self._stats.packed_moves += 1
+        done = mover.scatter(call.tag, call.window, call.slots)
+        done.add_done_callback(lambda _: _give_window(mover, call.window))
+        left_s = max(0.0, until_s - self._now())
+        try:
+            await asyncio.wait({done}, timeout=left_s)
+        except asyncio.CancelledError:
+            done.add_done_callback(lambda _: self._usable(call.slots))
+            raise
+        if not done.done():
+            self._stats.quarantined_slots += len(call.slots)
+            done.add_done_callback(lambda _: self._free_unpacked(call))
+            raise PullError(PullReason.TIMEOUT, "our own mover does not unpack", call.slots)
+        if done.cancelled():
+            raise PullError(PullReason.MOVER_DOWN, "our own mover ended")
+
+    def _free_unpacked(self, call: MoveCall) -> None:
+        self._stats.quarantined_slots -= len(call.slots)
+        self._usable(call.slots)
 
     @staticmethod
     def _now() -> float:
@@ -277,6 +313,7 @@ class Consumer:
         session.cancel(call)
         if mover.gone.done() or (call.ended.done() and settled(call.ended.result())):
             mover.unexpect(call.tag)
+            _give_window(mover, call.window)
             if tell:
                 asyncio.get_running_loop().call_soon(self._usable, call.slots)
             return ()
@@ -301,3 +338,8 @@ class Consumer:
     def _count_limit(self, declined: Declined, session: OutboundSession) -> None:
         if declined.reason == "limit":
             self._stats.count_refusal(session.peer, "limit")
+
+
+def _give_window(mover: Mover, window: int | None) -> None:
+    if window is not None:
+        mover.windows.give(window)

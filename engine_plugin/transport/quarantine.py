@@ -1,4 +1,4 @@
-"""Destination slots of moves that were given up but may still be written to.
+"""Destination slots (and windows) of moves that were given up but may still be written to.
 
 Nothing fences a NIXL write once it is posted: removing the peer or releasing the handle returns at once
 and bytes land later. So such slots come back only when the source says that every write it posted has
@@ -69,5 +69,7 @@ class Quarantine:
         self._entries.discard(entry)
         entry.timer.cancel()
         entry.mover.unexpect(entry.call.tag)
+        if entry.call.window is not None:
+            entry.mover.windows.give(entry.call.window)
         self._stats.quarantined_slots -= len(entry.call.slots)
         self._usable(entry.call.slots)

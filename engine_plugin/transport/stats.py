@@ -65,6 +65,7 @@ class TransportStats:
     leases_expired: int = 0
     lookups: int = 0
     moves_in: int = 0
+    packed_moves: int = 0  # consumer: small scattered blocks that came packed
     notifications_missed: int = 0  # consumer: done and verified, but NIXL's own word had not come yet
     moves_out: int = 0
     mover_infos: int = 0  # producer: how often a peer told us about its mover

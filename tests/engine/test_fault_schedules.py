@@ -26,6 +26,7 @@ from tests.engine.pull_engines import (
     source_params,
     until,
 )
+from tests.engine.reports import Reports
 
 pytestmark = pytest.mark.timeout(900)
 BLOCKS = 24
@@ -107,7 +108,7 @@ def pull_brings_its_blocks(puller: PullEngine, producer: PullEngine) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))
-def test_a_seeded_fault(seed: int, source: PullEngine, consumer: PullEngine) -> None:
+def test_a_seeded_fault(seed: int, source: PullEngine, consumer: PullEngine, source_reports: Reports) -> None:
     """The more impatient of the two pulls."""
     puller, producer = source, consumer
     stage = STAGES[seed % TURNS]
@@ -131,6 +132,8 @@ def test_a_seeded_fault(seed: int, source: PullEngine, consumer: PullEngine) -> 
     assert answer.tokens == own.tokens
     moved = puller.metric("kvpull_pull_received_bytes_total") - before
     assert moved == answer.cached // 32 * BLOCK_BYTES, "what counts as received was used, and nothing else"
+    told = source_reports.of(f"fault-{seed}")
+    assert (told.received_bytes, told.reason == "ok") == (moved, moved == BLOCKS * BLOCK_BYTES)
     line.cut()
     until(settled(puller, producer))
     until(lambda: pull_brings_its_blocks(puller, producer))

@@ -91,10 +91,13 @@ class ServedMove:
         stats.served_bytes[self._label] += ended.written_bytes
         stats.served_blocks += ended.written_bytes // producer.identity.block_bytes
         reason = "mover_down" if mover.gone.done() and ended.reason == "failed" else ended.reason
-        return Ended(request.id, reason, ended.settled, ended.written_bytes, ended.detail[:256])
+        detail = ended.detail[:256]
+        return Ended(request.id, reason, ended.settled, ended.written_bytes, detail, packed=ended.packed)
 
     def _order(self, info: MoverInfo) -> StartMove:
         request, limits, faults = self._request, self._producer.limits, self._producer.faults
+        size = len(request.slots) * self._producer.identity.block_bytes
+        fits = request.window is not None and request.window + size <= info.inbox_bytes
         return StartMove(
             tag=request.tag,
             agent=info.agent,
@@ -104,6 +107,7 @@ class ServedMove:
             chunk_bytes=limits.chunk_bytes,
             chunks_in_flight=limits.chunks_in_flight,
             hold_after_chunks=faults.hold_after_chunks if faults is not None else None,
+            window_address=info.inbox_address + request.window if fits and request.window is not None else 0,
         )
 
     def _on_chunks(self, chunks: int) -> None:

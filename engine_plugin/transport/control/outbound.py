@@ -65,6 +65,7 @@ class MoveCall:
     slots: tuple[int, ...]
     ended: asyncio.Future[Ended | Declined | None]
     heard_at_s: float
+    window: int | None = None  # of our mover's inbox
     chunks: int = 0
 
 
@@ -136,7 +137,7 @@ class OutboundSession:
         self._told_epoch = mover.epoch
         mover.wake()
         self._channel.send(
-            MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots)
+            MoverInfo(mover.epoch, mover.agent, mover.metadata, mover.base_address, mover.slots, *mover.inbox)
         )
 
     async def lookup(
@@ -202,8 +203,9 @@ class OutboundSession:
         slots: tuple[int, ...],
         generations: tuple[int, ...],
         patience_s: float,
+        window: int | None = None,
     ) -> MoveCall:
-        """Ask to have `slots` written; the answer is in the call's `ended`.
+        """Ask to have `slots` written, or `window` of the mover's inbox; the answer is in the call's `ended`.
 
         Raises:
             PullError: DISCONNECTED; nothing was asked, so no slot is exposed.
@@ -212,13 +214,17 @@ class OutboundSession:
             raise PullError(PullReason.DISCONNECTED, format_address(self.source))
         self.mover_changed(mover)
         call = MoveCall(
-            self._new_id(), secrets.token_hex(16), slots, self._loop.create_future(), self._loop.time()
+            self._new_id(),
+            secrets.token_hex(16),
+            slots,
+            self._loop.create_future(),
+            self._loop.time(),
+            window,
         )
         self._moves[call.id] = call
         patience_ms = max(0, int(patience_s * 1000))
-        self._channel.send(
-            Move(call.id, call.tag, lease_id, mover.epoch, list(slots), list(generations), patience_ms)
-        )
+        wanted, known = list(slots), list(generations)
+        self._channel.send(Move(call.id, call.tag, lease_id, mover.epoch, wanted, known, patience_ms, window))
         return call
 
     def cancel(self, call: MoveCall) -> None:

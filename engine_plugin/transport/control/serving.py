@@ -56,7 +56,8 @@ class Serving:
         """The peer's mover, or its replacement. Raises FrameError on one that cannot be the peer's."""
         if not info.agent.startswith(f"{self._peer.instance}-{self._peer.rank}#"):
             raise FrameError("the mover's name is not of the peer's instance")
-        if info.base_address + info.slots * self._peer.block_bytes > MAX_ADDRESS:
+        tier_end = info.base_address + info.slots * self._peer.block_bytes
+        if max(tier_end, info.inbox_address + info.inbox_bytes) > MAX_ADDRESS:
             raise FrameError("the mover's memory does not fit the address space")
         if not self._budget.movers.take(1, asyncio.get_running_loop().time()):
             raise FrameError("new movers all the time")  # each costs our own mover some 10 ms

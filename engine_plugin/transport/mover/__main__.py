@@ -25,6 +25,7 @@ from engine_plugin import protocol
 from engine_plugin.transport.mover import messages
 from engine_plugin.transport.mover.agent import WARM_UP, Agent
 from engine_plugin.transport.mover.moves import Moves
+from engine_plugin.transport.mover.staging import INBOX_BYTES, PACKED_BELOW_BYTES, Staging
 
 ACTIVE_POLL_MS: Final = 0.1  # between polls while a transfer is under way
 IDLE_POLL_MS: Final = 500.0  # only to notice peers that left
@@ -84,10 +85,11 @@ class Link:
 class Mover:
     """The loop: orders from the link, progress of moves, arrivals from peers."""
 
-    def __init__(self, link: Link, agent: Agent, moves: Moves) -> None:
+    def __init__(self, link: Link, agent: Agent, moves: Moves, staging: Staging | None = None) -> None:
         self._link = link
         self._agent = agent
         self._moves = moves
+        self._staging = staging
         self._expected: set[str] = set()
         self._early: dict[str, None] = {}  # notified before the engine's `Expect` reached us; oldest first
         self._linger_until_s = 0.0
@@ -141,12 +143,16 @@ class Mover:
         else:
             self._expected.add(tag)
 
+    def _scatter(self, tag: str, offset: int, slots: list[int]) -> None:
+        if self._staging is not None:
+            self._staging.scatter(offset, slots)
+            self._link.send(messages.Scattered(tag))
+
     def _obey(self, order: messages.AnyOrder) -> None:
+        """`Wake` is obeyed by lingering."""
         if not isinstance(order, messages.Alive):
             self._linger_until_s = time.monotonic() + LINGER_S
         match order:
-            case messages.Wake():
-                pass
             case messages.Alive():
                 self._link.send(messages.Living())
             case messages.StartMove():
@@ -156,6 +162,8 @@ class Mover:
             case messages.Unexpect(tag=tag):
                 self._expected.discard(tag)
                 self._early.pop(tag, None)
+            case messages.Scatter(tag=tag, offset=offset, slots=slots):
+                self._scatter(tag, offset, slots)
             case messages.CancelMove(tag=tag):
                 self._moves.cancel(tag)
             case messages.Proceed(tag=tag):
@@ -191,9 +199,15 @@ def main() -> None:
     tier = mmap.mmap(args.tier_fd, total_bytes)
     array: Any = np.frombuffer(tier, dtype=np.uint8)
     base_address = int(array.ctypes.data)
-    agent = Agent(args.agent, base_address, total_bytes)
-    link.send(messages.Ready(agent.name, agent.metadata, base_address))
-    Mover(link, agent, Moves(agent, args.slots, args.slot_bytes, link.send)).run()
+    staging = None
+    if args.slot_bytes < PACKED_BELOW_BYTES:
+        staging = Staging(array.reshape(args.slots, args.slot_bytes))
+    area = None if staging is None else (staging.address, staging.total_bytes)
+    agent = Agent(args.agent, base_address, total_bytes, area)
+    inbox = (0, 0) if staging is None else (staging.address, INBOX_BYTES)
+    link.send(messages.Ready(agent.name, agent.metadata, base_address, *inbox))
+    moves = Moves(agent, args.slots, args.slot_bytes, link.send, staging)
+    Mover(link, agent, moves, staging).run()
     sys.stderr.flush()
     os._exit(0)  # destroying an agent can abort or hang; the process is the unit of clean-up
 

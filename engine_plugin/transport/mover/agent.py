@@ -41,7 +41,10 @@ class Agent:
         metadata: what a peer's `add_peer` needs.
     """
 
-    def __init__(self, name: str, base_address: int, total_bytes: int) -> None:
+    def __init__(
+        self, name: str, base_address: int, total_bytes: int, staging: tuple[int, int] | None = None
+    ) -> None:
+        """`staging`: address and size of memory beside the tier that transfers may use."""
         api, bindings = _import_nixl()
         config = api.nixl_agent_config(
             enable_prog_thread=False, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -54,7 +57,8 @@ class Agent:
             if error.startswith("nixl") and error.endswith("Error")
         )
         self._base = base_address
-        self._registered = self._agent.register_memory([(base_address, total_bytes, 0, "")], "DRAM")
+        areas = [(base_address, total_bytes), *([staging] if staging else [])]
+        self._registered = self._agent.register_memory([(*area, 0, "") for area in areas], "DRAM")
         self.metadata: bytes = self._agent.get_agent_metadata()
         self._peers: dict[str, _Peer] = {}
 
@@ -101,13 +105,14 @@ class Agent:
             self._unload(agent, peer)
         self._load(agent, peer)
 
-    def post(self, agent: str, chunk: Chunk, target_base: int) -> Any:
-        """Start writing one chunk; returns its handle. Raises PeerLost."""
+    def post(self, agent: str, chunk: Chunk, target_base: int, source_base: int | None = None) -> Any:
+        """Start writing one chunk, from the tier or `source_base`; returns its handle. Raises PeerLost."""
+        base = self._base if source_base is None else source_base
         try:
             source = np.empty((len(chunk.segments), 3), dtype=np.uint64)
             target = np.empty_like(source)
             for row, segment in enumerate(chunk.segments):
-                source[row] = (self._base + segment.source, segment.length, 0)
+                source[row] = (base + segment.source, segment.length, 0)
                 target[row] = (target_base + segment.target, segment.length, 0)
             handle = self._agent.initialize_xfer(
                 "WRITE",

@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine_plugin import protocol
 from engine_plugin.transport.mover import messages
+from engine_plugin.transport.mover.staging import Windows
 from engine_plugin.transport.tier_memory import TierMemory
 
 _ENV_NAMES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -52,6 +53,8 @@ class Mover:
         self.agent = ""
         self.metadata = b""
         self.base_address = 0
+        self.inbox = (0, 0)  # address, bytes
+        self.windows = Windows(0)
         self.gone: asyncio.Future[int] = loop.create_future()
         self._loop = loop
         self._process = process
@@ -60,6 +63,7 @@ class Mover:
         self._writes: dict[str, _Write] = {}
         self._expected: dict[str, asyncio.Future[None]] = {}
         self._distrusted: set[str] = set()
+        self._scattering: dict[str, asyncio.Future[None]] = {}
         self.heard_at_s = loop.time()
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
@@ -155,6 +159,17 @@ class Mover:
         self._order(messages.Expect(tag))
         return arrived
 
+    def scatter(self, tag: str, offset: int, slots: Sequence[int]) -> asyncio.Future[None]:
+        """Put a packed move's blocks into their slots; resolves when they are there, and is cancelled by this
+        mover's death. Until then the slots are being written."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        if self.gone.done():
+            done.cancel()
+            return done
+        self._scattering[tag] = done
+        self._order(messages.Scatter(tag, offset, list(slots)))
+        return done
+
     def distrust(self, tag: str) -> None:
         """That write is given up but not resolved: keep making progress, wait for it no longer."""
         if (arrived := self._expected.pop(tag, None)) is not None:
@@ -205,10 +220,8 @@ class Mover:
     def _hear(self, report: messages.AnyReport) -> None:
         self.heard_at_s = self._loop.time()
         match report:
-            case messages.Ready(agent=agent, metadata=metadata, base_address=base_address):
-                self.agent, self.metadata, self.base_address = agent, metadata, base_address
-                if not self._ready.done():
-                    self._ready.set_result(None)
+            case messages.Ready():
+                self._hear_ready(report)
             case messages.Wrote(tag=tag, chunks=chunks):
                 if (write := self._writes.get(tag)) is not None:
                     write.on_chunks(chunks)
@@ -218,9 +231,19 @@ class Mover:
             case messages.MoveEnded(tag=tag):
                 if (write := self._writes.pop(tag, None)) is not None and not write.ended.done():
                     write.ended.set_result(report)
+            case messages.Scattered(tag=tag):
+                if (done := self._scattering.pop(tag, None)) is not None and not done.done():
+                    done.set_result(None)
             case messages.Arrived(tag=tag):
                 if (arrived := self._expected.pop(tag, None)) is not None and not arrived.done():
                     arrived.set_result(None)
+
+    def _hear_ready(self, report: messages.Ready) -> None:
+        self.agent, self.metadata, self.base_address = report.agent, report.metadata, report.base_address
+        self.inbox = (report.inbox_address, report.inbox_bytes)
+        self.windows = Windows(report.inbox_bytes)
+        if not self._ready.done():
+            self._ready.set_result(None)
 
     def _order(self, order: messages.Order) -> None:
         if self._writer is not None and not self.gone.done() and not self._writer.is_closing():
@@ -235,10 +258,11 @@ class Mover:
         for tag, write in self._writes.items():
             if not write.ended.done():
                 write.ended.set_result(messages.MoveEnded(tag, "failed", False, 0, "mover_down"))
-        for arrived in self._expected.values():
-            arrived.cancel()
+        for awaited in (*self._expected.values(), *self._scattering.values()):
+            awaited.cancel()
         self._writes.clear()
         self._expected.clear()
+        self._scattering.clear()
         if not self._ready.done():
             self._ready.set_exception(MoverDown(f"the mover ended with status {code} before it was ready"))
             self._ready.exception()  # retrieved: spawn may have given up already

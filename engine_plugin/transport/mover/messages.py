@@ -46,6 +46,15 @@ class StartMove(Order, frozen=True, tag="move"):
     chunk_bytes: int
     chunks_in_flight: int
     hold_after_chunks: int | None = None
+    window_address: int = 0  # where the peer takes all blocks packed, in order; 0: nowhere
+
+
+class Scatter(Order, frozen=True, tag="scatter"):
+    """What lies in our inbox from `offset` on belongs into these slots: answered with `Scattered`."""
+
+    tag: str
+    offset: int
+    slots: list[int]
 
 
 class Proceed(Order, frozen=True, tag="proceed"):
@@ -90,6 +99,14 @@ class Ready(Report, frozen=True, tag="ready"):
     agent: str
     metadata: bytes
     base_address: int
+    inbox_address: int = 0
+    inbox_bytes: int = 0
+
+
+class Scattered(Report, frozen=True, tag="scattered"):
+    """The blocks of that move are in their slots."""
+
+    tag: str
 
 
 class Wrote(Report, frozen=True, tag="wrote"):
@@ -116,6 +133,7 @@ class MoveEnded(Report, frozen=True, tag="ended"):
     settled: bool
     written_bytes: int
     detail: str = ""
+    packed: bool = False  # it was written into the window and not into the slots
 
 
 class Arrived(Report, frozen=True, tag="arrived"):
@@ -128,8 +146,8 @@ class Living(Report, frozen=True, tag="living"):
     """The loop turns."""
 
 
-AnyOrder = AddPeer | DropPeer | StartMove | Proceed | CancelMove | Expect | Unexpect | Wake | Alive
-AnyReport = Ready | Wrote | Held | MoveEnded | Arrived | Living
+AnyOrder = AddPeer | DropPeer | StartMove | Scatter | Proceed | CancelMove | Expect | Unexpect | Wake | Alive
+AnyReport = Ready | Wrote | Held | MoveEnded | Arrived | Scattered | Living
 
 _orders: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
 _reports: msgspec.msgpack.Decoder[AnyReport] = msgspec.msgpack.Decoder(AnyReport)
