@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from simulator.prompts import Content
@@ -25,7 +26,7 @@ class Orders:
         for ask in turns.take() if turns is not None else ():
             target, source = self._fleet.engines[ask.target], self._fleet.engines[ask.source]
             size = target.shape.block_tokens
-            content = Content.of(ask.token_ids, size)
+            content = Content.of(array("I", ask.token_ids), size)
             names = content.names[: len(ask.token_ids) // size]
             held = len(target.cache.cpu.prefix(names))
             tokens = len(names) * size

@@ -120,11 +120,13 @@ async def _pull(fleet: Fleet, seen: _Seen) -> None:
 
 
 def test_the_pair_is_calibrated_under_the_default_limits(seen: _Seen) -> None:
-    """The declared curves cross near 1,500 tokens; the threshold lies above, in whole blocks, and in
-    force.""" assert seen.status == 0, f"refused {seen.refused} times" delta =
-    seen.said["min_cached_token_delta"] assert delta % 16 == 0 assert min(_LENGTHS) <=
-    seen.said["crossover_tokens"] < delta <= 2 * max(_LENGTHS) assert f"minCachedTokenDelta: {delta}" in
-    seen.document assert seen.in_force["minCachedTokenDelta"] == delta
+    """The declared curves cross near 1,500 tokens; the threshold lies above, in whole blocks, in force."""
+    assert seen.status == 0, f"refused {seen.refused} times"
+    delta = seen.said["min_cached_token_delta"]
+    assert delta % 16 == 0
+    assert min(_LENGTHS) <= seen.said["crossover_tokens"] < delta <= 2 * max(_LENGTHS)
+    assert f"minCachedTokenDelta: {delta}" in seen.document
+    assert seen.in_force["minCachedTokenDelta"] == delta
 
 
 def test_the_picker_pulls_above_the_calibrated_threshold_and_not_below(seen: _Seen) -> None:
