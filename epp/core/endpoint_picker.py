@@ -310,6 +310,8 @@ class EndpointPicker:
 
     def _intended_source(self, context: ScheduleContext, computing: Candidate) -> EndpointId | None:
         """Of the first plugin that has a wish."""
+        if not self._settings.source_choosers:
+            return None
         wishes = (p.intended_source(context, computing) for p in self._settings.source_choosers)
         return next((wish for wish in wishes if wish is not None), None)
 

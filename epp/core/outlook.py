@@ -16,7 +16,7 @@ from epp.core.thresholds import ROLE_LABEL
 from epp.core.types import Candidate, SchedulingRequest, SourceChoice
 
 MAX_HOLDERS = 4  # sources that are thought of, deepest first
-MAX_PRICED = 24  # rows of a large pool whose pulls are priced, in either of two orders
+MAX_PRICED = 8  # rows of a large pool whose pulls are priced, in either of two orders
 
 
 class Outlook:
@@ -76,11 +76,13 @@ class Outlook:
         held = min(row.match.expected_tokens, prompt)
         costs, now_s = self._sources.costs, self._now_s
         own = costs.compute(row, prompt - held, held, policy, now_s)
-        ahead = costs.compute(row, row.load.uncached_prompt_tokens, 0, policy, now_s)
-        if own is None or ahead is None:
+        if own is None:
             return None
         strangers = max(0.0, (row.metrics.waiting_requests or 0.0) - row.load.requests)
-        queue_ms = ahead.tokens_ms + strangers * own.tokens_ms
+        queue_ms = strangers * own.tokens_ms
+        if row.load.uncached_prompt_tokens:
+            ahead = costs.compute(row, row.load.uncached_prompt_tokens, 0, policy, now_s)
+            queue_ms += ahead.tokens_ms if ahead is not None else 0.0
         running = row.metrics.running_requests
         others = row.load.requests if running is None else max(running, row.load.requests)
         return Forecast(queue_ms, own.floor_ms, own.tokens_ms, others)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from engine_plugin.identity import EndpointId
 from epp.core.disagg import Placement
+from epp.core.forecast import Forecast
 from epp.core.outlook import Outlook
 from epp.core.types import Candidate, SchedulingDecision, SchedulingRequest, SourceChoice
 
@@ -29,9 +31,6 @@ def make_decision(
     outlook: Outlook | None = None,
 ) -> SchedulingDecision:
     winner, *rest = placement.primary.picked
-    shown = [*placement.primary.scored, *(placement.prefill.scored if placement.prefill else ())]
-    found = outlook.found if outlook is not None else {}
-    ids = (row.candidate.endpoint.id for row in shown) if found else ()
     return SchedulingDecision(
         decision_id=decision_id,
         request_id=request.request_id,
@@ -48,8 +47,15 @@ def make_decision(
         refused_peers=refused_peers,
         prefill_missing=placement.prefill_missing,
         response_headers=headers,
-        forecasts={endpoint: found[endpoint] for endpoint in ids if endpoint in found},
+        forecasts={} if outlook is None else _forecasts(placement, outlook.found),
     )
+
+
+def _forecasts(placement: Placement, found: Mapping[EndpointId, Forecast]) -> dict[EndpointId, Forecast]:
+    """Of the rows that the record shows, of both stages."""
+    shown = [*placement.primary.scored, *(placement.prefill.scored if placement.prefill else ())]
+    ids = (row.candidate.endpoint.id for row in shown)
+    return {endpoint: found[endpoint] for endpoint in ids if endpoint in found}
 
 
 def snapshots(rows: list[Candidate]) -> tuple[EndpointSnapshot, ...]:

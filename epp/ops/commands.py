@@ -78,12 +78,6 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
 def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="is this fleet able to pull; if not, what is wrong")
     _add_asking(doctor)
-    doctor.add_argument(
-        "--replicas-of",
-        action="append",
-        metavar="URL",
-        help="the same, every address of its host being a picker (a headless Service)",
-    )
     doctor.add_argument("--gateway", metavar="URL", help="sends a prompt through it, twice")
     doctor.add_argument(
         "--sidecar-metrics-port", type=int, metavar="PORT", help="of the sidecars (--metrics-port)"

@@ -20,6 +20,8 @@ from epp.core.types import Candidate, ScheduleContext
 from epp.plugins.parameters import MAX_TOKENS, DurationS, Parameters
 from epp.plugins.plugin_type import LOAD_NEED, PREFIX_NEED, Inputs, Kind, Need, PluginType
 
+MAX_TARGETS = 16  # endpoints that the source rule is asked for, the least busy ones
+
 
 class SecondCopyParameters(Parameters):
     head_tokens: int = Field(
@@ -56,8 +58,8 @@ class SecondCopyFilter:
         if not holders or len(holders) >= self._parameters.max_copies:
             return candidates
         idle = min(map(_busy, holders)) / self._parameters.overload_ratio
-        free = [row for row in others if _busy(row) <= idle]
-        return self._that_would_pull(context, free) or candidates
+        free = sorted((row for row in others if _busy(row) <= idle), key=_busy)
+        return self._that_would_pull(context, free[:MAX_TARGETS]) or candidates
 
     def placed(
         self, context: ScheduleContext, candidates: Sequence[Candidate], targets: Mapping[str, Candidate]

@@ -15,11 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine_plugin import protocol
 from engine_plugin.transport.mover import messages
-from engine_plugin.transport.mover.staging import Windows
-from engine_plugin.transport.tier_memory import TierMemory
+from engine_plugin.transport.mover.windows import Windows
+
+if TYPE_CHECKING:  # sessions of a picker come by here, and it has no numpy
+    from engine_plugin.transport.tier_memory import TierMemory
 
 _ENV_NAMES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ENV_PREFIXES = ("UCX_", "NIXL_")

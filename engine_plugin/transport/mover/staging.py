@@ -57,27 +57,3 @@ class Staging:
         if offset < 0 or offset + size > INBOX_BYTES:
             raise ValueError(f"{size} bytes at {offset} are not in the inbox")
         self._tier[slots] = self._array[offset : offset + size].reshape(len(slots), self._slot_bytes)
-
-
-class Windows:
-    """Which parts of an inbox are in use, in the engine. First fit; offsets in bytes."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._used: dict[int, int] = {}  # offset -> size
-
-    def take(self, size: int) -> int | None:
-        """A free window of `size` bytes, if there is one."""
-        at = 0
-        for offset in sorted(self._used):
-            if offset - at >= size:
-                break
-            at = offset + self._used[offset]
-        if not 0 < size <= self._total_bytes - at:
-            return None
-        self._used[at] = size
-        return at
-
-    def give(self, offset: int) -> None:
-        """Nothing can be written there any more; idempotent."""
-        self._used.pop(offset, None)

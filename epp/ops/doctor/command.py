@@ -10,13 +10,12 @@ from pathlib import Path
 import aiohttp
 
 from epp.core.errors import ConfigError
-from epp.ops.asking import DEFAULT_URL, base_url, read_token
+from epp.ops.asking import base_url, picker_urls, read_token
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.examine import examine, has_fault
 from epp.ops.doctor.facts import Facts
 from epp.ops.doctor.gather import Asking, gather_engines, gather_pickers, gather_settled, gather_shm
 from epp.ops.doctor.probe import Prober
-from epp.ops.doctor.replicas import replica_urls
 from epp.ops.doctor.report import as_json, lines
 from sidecar.routing_auth import load_routing_key
 
@@ -24,7 +23,7 @@ from sidecar.routing_auth import load_routing_key
 def doctor(arguments: argparse.Namespace) -> int:
     """0: no fault; 1: faults; 3: no picker could be asked. Raises ConfigError."""
     asking = Asking(
-        urls=_pickers(arguments),
+        urls=picker_urls(arguments.url),
         token=read_token(arguments.token_file),
         sidecar_metrics_port=arguments.sidecar_metrics_port,
         model=arguments.model,
@@ -38,13 +37,6 @@ def doctor(arguments: argparse.Namespace) -> int:
         print("kvpull: no picker could be asked", file=sys.stderr)
         return 3
     return int(has_fault(checks))
-
-
-def _pickers(arguments: argparse.Namespace) -> list[str]:
-    """Every picker once, in the order of the command line."""
-    urls = [base_url(url) for url in arguments.url or ()]
-    urls += [found for url in arguments.replicas_of or () for found in replica_urls(url)]
-    return list(dict.fromkeys(urls)) or [DEFAULT_URL]
 
 
 async def _gather(

@@ -21,7 +21,6 @@ from epp import cli
 from epp.debug import MAX_PROBE_BYTES, build_debug_app, token_digest
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.pages import listed
-from epp.ops.doctor.replicas import replica_urls
 from epp.thresholds.in_force import ThresholdState
 from tests.unit.core.rows import info
 from tests.unit.core.test_endpoint_picker import Pool
@@ -218,7 +217,7 @@ async def test_every_picker_behind_a_name_is_asked(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     try:
         asked = (
-            "--replicas-of",
+            "--url",
             f"http://epp.test:{port}",
             "--token-file",
             token_file,
@@ -233,18 +232,6 @@ async def test_every_picker_behind_a_name_is_asked(
     assert status == 1
     assert "refused" in said
     assert all(said.count(f"http://127.0.0.{n}:{port}") == 1 for n in (1, 2, 3)), said  # 1 and 2 know nobody
-
-
-def test_addresses_stand_where_the_name_stood(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::2", 9090, 0, 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert replica_urls("http://epp.test:9090/") == ["http://[fd00::2]:9090"]
-
-    def unknown(*_: Any, **__: Any) -> Any:
-        raise socket.gaierror("no such name")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert replica_urls("http://epp.test:9090") == ["http://epp.test:9090"]
 
 
 async def test_the_token_goes_to_pickers_only(serve: Serve, token_file: str) -> None:

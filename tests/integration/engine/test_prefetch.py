@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from engine_plugin import wire
+from engine_plugin.identity import EndpointId, format_address
 from engine_plugin.transport import Limits, PrefetchOrder
 from engine_plugin.transport.orders import PrefetchOrders
-from tests.integration.engine.rig import BLOCK, BLOCK_BYTES, BOUND_S, EngineClient, StartEngine, prompt_ids
+from epp.core.next_turn import NextTurns, PrefetchAsk, PrefetchSettings
+from epp.orders.sender import PrefetchSender
+from tests.integration.engine.rig import (
+    BLOCK,
+    BLOCK_BYTES,
+    BOUND_S,
+    EngineClient,
+    StartEngine,
+    prompt_ids,
+    until,
+)
 
 PATIENT = Limits(connect_s=BOUND_S, handshake_s=BOUND_S)
 TOKENS = 64 * BLOCK
@@ -71,3 +83,45 @@ async def test_a_source_that_is_gone_and_a_tier_that_is_full_are_reasons(start_e
         full = await orders.order(small.p2p, order(owner, prompt))
     assert (full.blocks, full.received_bytes, full.reason) == (0, 0, "no_slots")
     assert small.running.assembly.parts.cache.cpu.in_use == 0
+
+
+class Ordering(NextTurns):
+    """Orders what it is told to, once."""
+
+    def __init__(self, *asks: PrefetchAsk) -> None:
+        super().__init__(PrefetchSettings(deadline_s=BOUND_S), lambda _: None)
+        self._wanted, self.ended_orders = list(asks), set[str]()
+
+    def take(self) -> list[PrefetchAsk]:
+        taken, self._wanted = self._wanted, []
+        return taken
+
+    def finished(self, order_id: str) -> None:
+        self.ended_orders.add(order_id)
+
+
+def ask(order_id: str, source: str, target: str, tokens: list[int]) -> PrefetchAsk:
+    ends = EndpointId("s"), EndpointId("t")
+    return PrefetchAsk(order_id, *ends, source, target, tokens, None, None, len(tokens), 1.0)
+
+
+async def test_the_pickers_orders_are_carried_out_and_every_one_is_ended(start_engine: StartEngine) -> None:
+    owner, other = await start_engine(), await start_engine()
+    prompt = prompt_ids(TOKENS)
+    await owner.complete([*prompt, 7])
+    source, target = format_address(owner.p2p), format_address(other.p2p)
+    turns = Ordering(
+        ask("good", source, target, prompt),
+        ask("nobody there", source, "127.0.9.250:7777", prompt),
+        ask("no address", "nonsense", target, prompt),
+    )
+    sender = PrefetchSender(lambda: turns, b"k" * 32)
+    running = asyncio.create_task(sender.run())
+    try:
+        await until(lambda: len(turns.ended_orders) == 3)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert dict(sender.ended) == {"ok": 1, "unreachable": 1, "no_address": 1}
+    assert (sender.blocks, sender.received_bytes) == (64, 64 * BLOCK_BYTES)
+    assert await received(other) == 64 * BLOCK_BYTES

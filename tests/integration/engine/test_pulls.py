@@ -302,3 +302,19 @@ async def test_a_throttled_source_is_slow_and_recovers(start_engine: StartEngine
     moved = await third.complete(prompt, transfer=owner.source("fast"))
     assert (moved.report["pull_reason"], moved.report["pulled_tokens"]) == ("ok", 20 * BLOCK)
     assert slow.text == moved.text == at_home.text
+
+
+async def test_a_pull_takes_at_least_what_was_declared(start_engine: StartEngine) -> None:
+    """As a step takes the model's time: the engine reports no less, and the bytes are the same."""
+    owner, other = await start_engine(), await start_engine()
+    prompt = prompt_ids(32 * BLOCK + 1)
+    await owner.complete(prompt)
+    source = "{}:{}".format(*owner.p2p)
+    size = 32 * BLOCK_BYTES
+    declared = await other.post("/faults", {"pull_paces": {source: [100.0, size / 0.2]}})
+    assert declared.body["pull_paces"] == {source: [100.0, size / 0.2]}
+    pulled = await other.complete(prompt, transfer=owner.source())
+    assert pulled.report["pulled_tokens"] == 32 * BLOCK
+    assert pulled.report["pull_ms"] >= 300.0
+    for wrong in ({source: [1.0]}, {source: [-1.0, 1.0]}, {source: [1.0, 0.0]}, [1.0]):
+        assert (await other.post("/faults", {"pull_paces": wrong})).status == 400

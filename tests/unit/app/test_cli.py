@@ -85,6 +85,7 @@ def test_refused_snapshot_limits(text: str) -> None:
     [
         (key_files.salt_key, "--salt-key-file", b"short", "at least 16"),
         (key_files.routing_key, "--routing-key-file", b"short", "at least 16"),
+        (key_files.peer_key, "--peer-key-file", b"short", "at least 16"),
         (key_files.index_seed, "--index-seed-file", b"not hex", "not hex digits"),
         (key_files.index_seed, "--index-seed-file", b"00ff", "2 bytes, 16 are needed"),
         (key_files.debug_token, "--debug-token-file", b"\n", "is empty"),
@@ -120,3 +121,17 @@ def test_precise_routing_without_exact_tokens_does_not_start(
     assert "nothing knows the engines' tokens" in said
     for what in ("parameters.local.path", "parameters.vllm.url", "--tokenizer"):
         assert what in said
+
+
+def test_orders_without_the_engines_key_do_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).parents[3]
+    endpoints = tmp_path / "endpoints.yaml"
+    endpoints.write_text("endpoints: []\n")
+    config, tokenizer = root / "config" / "epp" / "next-turn.yaml", root / "config" / "tokenizer"
+    inputs = ("--config-file", str(config), "--endpoints-file", str(endpoints), "--tokenizer", str(tokenizer))
+    assert cli.main(["epp", *inputs]) == 2
+    assert (
+        "kvpull-next-turn-prefetcher orders engines to pull: give --peer-key-file" in capsys.readouterr().err
+    )

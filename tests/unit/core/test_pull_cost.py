@@ -265,3 +265,27 @@ def test_the_picker_learns_from_reports_and_answers_in_either_order() -> None:
     assert decision.choice.predicted is not None
     assert decision.choice.predicted.pull_ms == pytest.approx(5_000.0)
     assert EndpointId("b") in {holder.endpoint.id for holder in decision.choice.holders}
+
+
+def test_noisy_prices_still_decide_where_they_lie_far_apart() -> None:
+    """Pulls take 300 to 1,200 ms: of 4 s against them there is no doubt, of about the same there is.
+    An unsure price leaves it to the threshold; if that says no, nothing would ever be learned again."""
+    costs = PullCosts()
+    for pull_ms in (900.0, 300.0, 1_200.0, 320.0, 1_150.0, 310.0, 1_180.0):
+        warm(costs, FAR, pull_ms=pull_ms, count=1)
+    slow, equal = (replace(TERMS, recompute_seed=RecomputeCurve(20.0, us)) for us in (1_000.0, 190.0))
+    far_apart, close = predict(costs, FAR, terms=slow), predict(costs, FAR, terms=equal)
+    assert (far_apart.sure, far_apart.cheaper) == (True, True)
+    assert not close.sure
+    dear = predict(costs, FAR, terms=replace(slow, cost_margin_ms=30_000.0))
+    assert (dear.sure, dear.cheaper) == (True, False), "the margin is part of what is compared"
+
+
+def test_what_computing_costs_has_a_part_for_every_request_and_one_for_its_tokens() -> None:
+    costs = PullCosts()
+    found = costs.compute(DESTINATION, 4_000, 0, TERMS, 0.0)
+    assert found == (20.0, pytest.approx(200.0))
+    assert costs.compute(DESTINATION, 4_000, 0, replace(TERMS, recompute_seed=None), 0.0) is None
+    assert costs.token_bytes(DESTINATION.endpoint.id) is None
+    warm(costs, NEAR)
+    assert costs.token_bytes(DESTINATION.endpoint.id) == TOKEN_BYTES

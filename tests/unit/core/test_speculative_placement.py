@@ -10,9 +10,10 @@ from hypothesis import given, settings
 
 from engine_plugin.identity import EndpointId
 from epp.core.disagg import DisaggProfileHandler
-from epp.core.endpoint_picker import PickerSettings, SourceProducer
+from epp.core.endpoint_picker import PickerSettings
 from epp.core.kv_source import choose_source
 from epp.core.scheduler import Profile
+from epp.core.source_selector import SourceProducer
 from epp.core.speculation import SpeculationSettings
 from epp.core.thresholds import SourcePolicy
 from epp.core.types import ClaimState, Endpoint, Outcome, PrefixMatch, SourceReason

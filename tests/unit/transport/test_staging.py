@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_plugin.transport.mover.staging import CELLS, INBOX_BYTES, Staging, Windows
+from engine_plugin.transport.mover.staging import CELLS, INBOX_BYTES, Staging
+from engine_plugin.transport.mover.windows import Windows
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60))
