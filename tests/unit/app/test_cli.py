@@ -120,3 +120,12 @@ def test_precise_routing_without_exact_tokens_does_not_start(
     assert "nothing knows the engines' tokens" in said
     for what in ("parameters.local.path", "parameters.vllm.url", "--tokenizer"):
         assert what in said
+
+
+def test_one_configuration_and_not_two(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([], ["--config-file", "a", "--config-text", "b"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.parser().parse_args(["epp", *given])
+        assert ended.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+    assert cli.parser().parse_args(["epp", "--config-text", "b"]).config_file is None
