@@ -177,6 +177,15 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         help="unready but still accepting",
     )
     epp.add_argument(
+        "--disable-endpoint-subset-filter",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="place requests outside of the subset that the gateway names, too",
+    )
+    epp.add_argument(
         "--conformance-headers",
         type=boolean,
         default=False,
