@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from epp import key_files
 from epp.assembly import build_admission_of, build_orders, build_picker, build_tokeniser
-from epp.config import EppConfig, load_config
+from epp.config import EppConfig, load_config, parse_config
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
 from epp.debug import build_debug_app
@@ -82,7 +83,10 @@ def serve(arguments: argparse.Namespace) -> int:
         setup_logging(arguments.log_level)
     except ValueError as error:
         raise ConfigError(f"--log-level: {error}") from error
-    config = load_config(arguments.config_file)
+    if arguments.config_file is not None:
+        config = load_config(arguments.config_file)
+    else:
+        config = parse_config(arguments.config_text, "--config-text")
     for note in config.notes:
         log.warning("%s", note)
     check_ready_fd(arguments.ready_fd)
@@ -156,7 +160,7 @@ class _App:
             tracer=None if self._exporter is None else self._exporter.tracer(),
         )
         self._reload = ConfigReload(
-            arguments.config_file, config, lambda new: self._picker.apply(new.settings)
+            arguments.config_file or Path(), config, lambda new: self._picker.apply(new.settings)
         )
         self._ha = HighAvailability(
             ha_mode(arguments),
@@ -249,8 +253,10 @@ class _App:
             self._leaving = asyncio.create_task(self._ha.on_drain())
 
     def _background(self) -> list[Awaitable[None]]:
-        own = (self._inputs, self._ledger, self._ha, self._reload)
+        own = (self._inputs, self._ledger, self._ha)
         running = [*self._membership.running(), *(part.run() for part in own)]
+        if self._arguments.config_file is not None:  # --config-text cannot change
+            running.append(self._reload.run())
         if isinstance(self._admission, FlowController):
             running.append(self._admission.run())
         if self._orders is not None:

@@ -116,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_epp(epp: argparse.ArgumentParser) -> None:
-    epp.add_argument("--config-file", type=Path, required=True, help="EndpointPickerConfig")
+    config = epp.add_mutually_exclusive_group(required=True)
+    config.add_argument("--config-file", type=Path, help="EndpointPickerConfig")
+    config.add_argument("--config-text", metavar="YAML", help="the same, here and now; it cannot be reloaded")
     _add_inputs(epp)
     epp.add_argument(
         "--tokenizer", type=Path, help="directory of the model's tokenizer.json and chat template"
@@ -176,6 +178,15 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         default=5.0,
         metavar="DURATION",
         help="unready but still accepting",
+    )
+    epp.add_argument(
+        "--disable-endpoint-subset-filter",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="place requests outside of the subset that the gateway names, too",
     )
     epp.add_argument(
         "--conformance-headers",

@@ -14,7 +14,7 @@ from sidecar import flags as sidecar_flags
 
 # set by other values, or without meaning in a pod
 _EPP_SET: Final = """
-config-file pool-name pool-namespace pool-group endpoint-selector endpoint-target-ports
+config-file config-text pool-name pool-namespace pool-group endpoint-selector endpoint-target-ports
 thresholds-configmap tokenizer grpc-port grpc-health-port metrics-port debug-token-file routing-key-file
 salt-key-file secure-serving cert-path snapshot-port sibling sibling-tls-path sibling-server-name ready-fd
 snapshot-timeout drain-timeout lame-duck log-level objectives-group ha-mode ha-lease-name tracing help

@@ -17,42 +17,38 @@ PYTHON = "3.11"  # that of the suite, and of the Dockerfile
 MIRROR = "http://deb.debian.org/debian"
 BASE = f"localhost/kvpull-base:{SUITE}"
 BUILD_BASE = f"localhost/kvpull-build-base:{SUITE}"
-_SLIM = "python3,python3-venv,ca-certificates"
-_COMPILER = "gcc,libc6-dev,python3-dev"
+_PACKAGES = "python3,python3-venv,ca-certificates"
 _DOCKERFILE = "FROM scratch\nADD base.tar /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n"
+_BUILD_DOCKERFILE = f"""FROM {BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev
+"""
 
 
 def make_bases(buildah: Buildah, folder: Path) -> None:
     """Both base images, unless they are there. Raises ImageError."""
-    for tag, packages in ((BASE, _SLIM), (BUILD_BASE, f"{_SLIM},{_COMPILER}")):
-        if not buildah.has(tag):
-            _make(buildah, folder / "base", tag, packages)
+    if not buildah.has(BASE):
+        _debootstrap(folder / "root")
+        _build(buildah, folder / "context", BASE, _DOCKERFILE, folder / "root")
+        shutil.rmtree(folder / "root")
+    if not buildah.has(BUILD_BASE):
+        _build(buildah, folder / "context", BUILD_BASE, _BUILD_DOCKERFILE)
 
 
-def _make(buildah: Buildah, folder: Path, tag: str, packages: str) -> None:
-    root, context = folder / "root", folder / "context"
-    for old in (root, context):
-        shutil.rmtree(old, ignore_errors=True)
+def _debootstrap(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    run(["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", SUITE, str(root), MIRROR])
+    for package in (root / "var/cache/apt/archives").glob("*.deb"):
+        package.unlink()
+
+
+def _build(buildah: Buildah, context: Path, tag: str, dockerfile: str, root: Path | None = None) -> None:
+    shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
-    cache = folder / "packages"
-    cache.mkdir(exist_ok=True)
-    options = ["--variant=minbase", f"--include={packages}", f"--cache-dir={cache.absolute()}"]
-    run(["debootstrap", *options, SUITE, str(root), MIRROR])
-    run(
-        [
-            "tar",
-            "-C",
-            str(root),
-            "--exclude=./var/cache/apt/archives/*.deb",
-            "-cf",
-            str(context / "base.tar"),
-            ".",
-        ]
-    )
-    (context / "Dockerfile").write_text(_DOCKERFILE)
+    if root is not None:
+        run(["tar", "-C", str(root), "-cf", str(context / "base.tar"), "."])
+    (context / "Dockerfile").write_text(dockerfile)
     buildah.build(Build(tag, context))
-    for done in (root, context):
-        shutil.rmtree(done)
+    shutil.rmtree(context)
 
 
 def make_wheelhouse(folder: Path, locks: list[Path]) -> Path:

@@ -47,6 +47,7 @@ class Limits:
     decision_timeout_s: float = 120.0  # backstop; queues in the handler have their own, shorter ones
     idle_timeout_s: float = 3600.0  # no message at all: longer than any answer may think
     write_timeout_s: float = 60.0  # a gateway that does not take what it asked for
+    heeds_subset: bool = True  # False: the gateway's endpoint subset is not looked at
 
 
 @dataclass(slots=True)

@@ -214,6 +214,8 @@ class ExtProcStream:
             self._deadline.disarm()
         if message is grpc.aio.EOF:
             return ev.StreamEnded()
+        if not self._limits.heeds_subset:
+            message.metadata_context.filter_metadata.pop(wire.SUBSET_NAMESPACE, None)
         return mutations.read(message, self._service.new_request_id)
 
     async def _idle(self) -> ev.Event:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.app.test_picker_process import CONFIG, picker_process, until
-from tests.integration.engine.rig import prompt_ids
+from tests.integration.app.test_picker_process import (
+    ANY_PORTS,
+    CONFIG,
+    TOKEN,
+    picker_process,
+    running_picker,
+    until,
+)
+from tests.integration.engine.rig import TOKENIZER, prompt_ids
 
 BOTH = """- {type: active-request-scorer}
 - {type: max-score-picker, name: two, parameters: {maxNumOfEndpoints: 2}}
@@ -60,3 +68,16 @@ async def test_a_new_profile_without_a_restart(tmp_path: Path) -> None:
             return all(row["inflight"] == 0 for row in rows)
 
         await until(empty)
+
+
+async def test_a_configuration_may_be_given_as_text(tmp_path: Path) -> None:
+    (tmp_path / "endpoints.json").write_text(json.dumps({"endpoints": [absent("a", 9)]}))
+    (tmp_path / "token").write_text(TOKEN)
+    arguments = ["--config-text", CONFIG, "--debug-token-file", str(tmp_path / "token"), *ANY_PORTS]
+    arguments += ["--endpoints-file", str(tmp_path / "endpoints.json"), "--tokenizer", str(TOKENIZER)]
+    async with running_picker(arguments) as picker:
+        said = await picker.debug("config")
+        assert (said["generation"], said["profiles"][0]["picker"]) == (1, "max-score-picker")
+        routed = await picker.ask(prompt_ids(64), "r")
+        assert routed.destination == "127.0.0.1:9"
+        await routed.end()

@@ -265,6 +265,25 @@ async def test_a_body_over_the_limit_is_413_before_it_ends(handler: Bookkeeper) 
     assert handler.heads == []
 
 
+@pytest.mark.parametrize(("heeds", "seen"), [(True, {"10.0.0.9:1"}), (False, None)])
+async def test_a_subset_may_be_none_of_our_business(
+    heeds: bool, seen: set[str] | None, handler: Bookkeeper
+) -> None:
+    """--disable-endpoint-subset-filter, from the head and from the message that ends the body."""
+    head, end = client.headers(), client.body(b"{}", end=True)
+    for message in (head, end):
+        fields = message.metadata_context.filter_metadata[wire.SUBSET_NAMESPACE].fields
+        fields[wire.SUBSET_KEY].string_value = "10.0.0.9:1"
+    async with serving(handler, Limits(heeds_subset=heeds)) as (_, channel):
+        stream = client.open_stream(channel)
+        await stream.write(head)
+        await stream.write(end)
+        answer = await read(stream)
+        assert answer.WhichOneof("response") in ("request_headers", "immediate_response")
+        stream.cancel()
+    assert [head.subset for head in handler.heads] == [seen]
+
+
 async def test_a_decision_has_a_deadline(handler: Bookkeeper) -> None:
     handler.gate = asyncio.Event()
     async with serving(handler, Limits(decision_timeout_s=0.05)) as (_, channel):

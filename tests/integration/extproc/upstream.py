@@ -29,12 +29,12 @@ class Upstream:
     hold: asyncio.Event | None = None  # stops an SSE stream after its second piece
     runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        site = web.TCPSite(self.runner, host, port)
         await site.start()
         host, port = self.runner.addresses[0][:2]
         self.address = f"{host}:{port}"

@@ -153,7 +153,16 @@ async def test_notes_warn_of_a_tier_that_crashed_before(release: Release) -> Non
     said = await release.install(values(engine=engine))
     assert "WARNING: more than 64 GiB of CPU tier a rank" in said
     engine["sizing"] = {"cpuTierGiB": 96, "tensorParallelSize": 2}
-    assert "WARNING" not in await release.upgrade(values(engine=engine))
+    assert "CPU tier a rank" not in await release.upgrade(values(engine=engine))
+
+
+async def test_notes_warn_while_everybody_reaches_the_events(release: Release) -> None:
+    """S-H04: off by default, since it has to know the gateway; then it is said at every install."""
+    warning = "WARNING: networkPolicy.enabled is false."
+    assert warning in await release.install(values())
+    peers = [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+    said = await release.upgrade(values(networkPolicy={"enabled": True, "gateway": peers}))
+    assert warning not in said
 
 
 async def test_helm_test_runs_the_doctor(release: Release, kube: KubeServer) -> None:

@@ -163,6 +163,10 @@ def test_commands_that_need_engines_are_taken_by_their_parsers(command: str, kub
     if program == "kvpull":
         parser().parse_args(arguments)
         return
+    if program == "docker":
+        target = arguments[arguments.index("--target") + 1]
+        assert f" AS {target}\n" in (ROOT / "Dockerfile").read_text()
+        return
     assert program == "kubectl"
     flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     known = _help(kubectl_binary, arguments[0])  # nothing is contacted

@@ -9,6 +9,7 @@ import pytest
 
 from epp import cli, key_files
 from epp.core.errors import ConfigError
+from epp.settings import server_settings
 
 
 @pytest.mark.parametrize(("text", "value"), [("false", False), ("FALSE", False), ("true", True)])
@@ -135,3 +136,25 @@ def test_orders_without_the_engines_key_do_not_start(
     assert (
         "kvpull-next-turn-prefetcher orders engines to pull: give --peer-key-file" in capsys.readouterr().err
     )
+
+
+def test_one_configuration_and_not_two(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([], ["--config-file", "a", "--config-text", "b"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.parser().parse_args(["epp", *given])
+        assert ended.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+    assert cli.parser().parse_args(["epp", "--config-text", "b"]).config_file is None
+
+
+@pytest.mark.parametrize(
+    ("given", "heeds"),
+    [
+        ([], True),
+        (["--disable-endpoint-subset-filter"], False),
+        (["--disable-endpoint-subset-filter=false"], True),
+    ],
+)
+def test_the_subset_is_heeded_unless_told_otherwise(given: list[str], heeds: bool) -> None:
+    arguments = cli.parser().parse_args(["epp", "--config-text", "x", *given])
+    assert server_settings(arguments).limits.heeds_subset is heeds

@@ -113,7 +113,7 @@ def test_the_doctor_asks_every_picker(snapshots: bool) -> None:
     assert url == f"http://{service['metadata']['name']}.llm.svc.cluster.local:9090"
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-    assert ports == {"http-metrics": 9090} | ({"snapshots": 9004} if snapshots else {})
+    assert ports == {"every-picker": 9090} | ({"snapshots": 9004} if snapshots else {})
     one = parser().parse_args(chart.container(chart.minimal(), "doctor")["args"])
     assert (one.url, one.replicas_of) == (["http://kv-epp.llm.svc.cluster.local:9090"], None)
 

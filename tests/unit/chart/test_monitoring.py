@@ -32,8 +32,15 @@ def test_monitors_scrape_ports_that_exist() -> None:
     service = chart.find(manifests, "ServiceMonitor")
     assert service["metadata"]["labels"]["release"] == "prometheus"
     assert service["spec"]["endpoints"] == [{"port": "http-metrics", "path": "/metrics", "interval": "10s"}]
-    named = {port["name"] for port in chart.find(manifests, "Service", "kv-epp")["spec"]["ports"]}
-    assert "http-metrics" in named
+    selected = [
+        (found["metadata"]["name"], port["name"])
+        for found in manifests
+        if found["kind"] == "Service"
+        and service["spec"]["selector"]["matchLabels"].items() <= found["metadata"]["labels"].items()
+        for port in found["spec"]["ports"]
+        if port.get("targetPort") == "http-metrics"
+    ]
+    assert selected == [("kv-epp", "http-metrics"), ("kv-epp-siblings", "every-picker")]  # scraped once
     pod = chart.find(manifests, "PodMonitor")["spec"]
     scraped = {endpoint["port"] for endpoint in pod["podMetricsEndpoints"]}
     assert scraped == {"engine-http", "sidecar-metrics"} <= port_names(manifests, "-engine")
