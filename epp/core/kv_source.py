@@ -9,10 +9,9 @@ have been refused, and must have room for one more pull. It does not learn, log 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
-from epp.core.columns import servable_tokens
+from epp.core.columns import largest, servable_tokens
 from epp.core.pull_curves import PullPrediction
 from epp.core.source_band import Selection
 from epp.core.thresholds import MODE_COST, SourcePolicy
@@ -160,17 +159,7 @@ def _sample(weights: Sequence[float], coordinate: float) -> int:
 
 def _deepest(candidates: Sequence[Candidate], depths: Sequence[int]) -> tuple[Candidate, ...]:
     """The `MAX_RECORDED` deepest holders, deepest first."""
-    best = max(depths)
-    if depths.count(best) >= MAX_RECORDED:  # they tie: no need to rank the rest
-        found = [depths.index(best)]
-        while len(found) < MAX_RECORDED:
-            found.append(depths.index(best, found[-1] + 1))
-        return tuple(candidates[i] for i in found)
-    least = max(1, sorted(depths)[-MAX_RECORDED:][0])
-    deeper = [i for i, depth in enumerate(depths) if depth > least]
-    equal = itertools.islice((i for i, depth in enumerate(depths) if depth == least), MAX_RECORDED)
-    deep = sorted([*deeper, *equal], key=depths.__getitem__, reverse=True)
-    return tuple(candidates[i] for i in deep[:MAX_RECORDED])
+    return tuple(candidates[i] for i in largest(depths, MAX_RECORDED) if depths[i])
 
 
 def _window(sampled: int, size: int) -> range:
