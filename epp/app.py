@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from epp import key_files
 from epp.assembly import build_admission_of, build_picker, build_tokeniser
@@ -47,6 +47,7 @@ from epp.settings import (
     server_settings,
     span_exporter,
 )
+from epp.telemetry.build_info import expose_build
 from epp.telemetry.config_reload import ConfigCollector
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
@@ -177,7 +178,7 @@ class _App:
         arguments, replicas = self._arguments, self._replicas
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
-        self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
+        self._registry.register(StreamCollector(lambda: self._server.stats))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
@@ -185,10 +186,7 @@ class _App:
         self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
-        implementation = Gauge(
-            "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
-        )
-        implementation.labels(choice.implementation).set(1)
+        expose_build(self._registry, choice.implementation)
         self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
@@ -207,10 +205,6 @@ class _App:
         state = self._reload.state
         body = state.config.explanation.as_json() if state.config.explanation else {}
         return {"generation": state.generation, "rejected": state.rejected, **body}
-
-    def _open_streams(self) -> dict[str, int]:
-        stats = self._server.stats
-        return {"streams": stats.streams_open, "deciding": stats.deciding, "decisions": stats.decisions_open}
 
     # --- life -------------------------------------------------------------------------------------
     async def run(self) -> None:

@@ -43,6 +43,7 @@ def make_decision(
         refused_peers=refused_peers,
         prefill_missing=placement.prefill_missing,
         response_headers=headers,
+        primary_port=placement.primary_port,
     )
 
 

@@ -254,6 +254,7 @@ class SchedulingDecision:
     refused_peers: frozenset[str] = frozenset()  # that the computing engine reported, as the rule saw it
     prefill_missing: bool = False  # it was to be split, and there was no prefill endpoint
     response_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # for the client
+    primary_port: int | None = None  # where the gateway sends it; None: to the destination's own port
 
     @property
     def kv_source(self) -> Endpoint | None:

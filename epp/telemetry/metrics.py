@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.types import ClaimState, SchedulingDecision
+from epp.extproc.conversations import STREAM_BOUNDS_S, ServiceStats
 from epp.telemetry.cost_metrics import CostMetrics
+from epp.telemetry.histogram import PlainHistogram
 from epp.telemetry.request_metrics import RequestMetrics
 from epp.telemetry.scheduler_attempts import SchedulerAttempts
 from epp.thresholds.in_force import ThresholdState
@@ -127,12 +129,8 @@ class PeerRefusals:
 class StreamCollector(Collector):
     """Conversations with the gateway: what is open now must come back to zero."""
 
-    def __init__(
-        self, open_now: Callable[[], Mapping[str, int]], ended: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """`open_now`: by what; `ended`: streams by gRPC status."""
-        self._open_now = open_now
-        self._ended = ended
+    def __init__(self, stats: Callable[[], ServiceStats]) -> None:
+        self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
@@ -140,19 +138,29 @@ class StreamCollector(Collector):
             "Streams open, decisions being made, decisions not ended.",
             labels=["what"],
         )
-        counts = self._open_now()
+        stats = self._stats()
+        counts = {
+            "streams": stats.streams_open,
+            "deciding": stats.deciding,
+            "decisions": stats.decisions_open,
+        }
         for what, count in counts.items():
             gauge.add_metric([what], count)
         yield gauge
         yield GaugeMetricFamily(
-            "llm_d_epp_extproc_streams_inflight", "Streams open.", value=counts.get("streams", 0)
+            "llm_d_epp_extproc_streams_inflight", "Streams open.", value=stats.streams_open
         )
         ended = CounterMetricFamily(
             "llm_d_epp_extproc_streams", "Streams ended, by gRPC status.", labels=["code"]
         )
-        for code, count in self._ended().items():
+        for code, count in stats.ended.items():
             ended.add_metric([code], count)
         yield ended
+        lasted = HistogramMetricFamily(
+            "llm_d_epp_extproc_stream_duration_seconds", "How long streams lasted.", labels=[]
+        )
+        PlainHistogram.of(STREAM_BOUNDS_S, stats.lasted, stats.lasted_s).show(lasted, [])
+        yield lasted
 
 
 class PoolCollector(Collector):
