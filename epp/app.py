@@ -30,6 +30,7 @@ from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
 from epp.extproc.conformance import ConformanceHandler
+from epp.extproc.conversations import RequestHandler
 from epp.extproc.server import ExtProcServer
 from epp.flow.controller import FlowController
 from epp.kvevents.packed_codec import choose_decoder
@@ -145,15 +146,7 @@ class _App:
         self._admission = build_admission_of(config, self._picker, arguments.pool_name or "", self._registry)
         self._membership.on_room = self._admission.wake
         self._exporter = span_exporter(arguments)
-        self._director = Director(
-            self._picker,
-            self._tokeniser,
-            PickerMetrics(self._registry),
-            routing_key=key_files.routing_key(arguments.routing_key_file),
-            admission=self._admission,
-            terms=RequestTerms(self._inputs.objectives),
-            tracer=None if self._exporter is None else self._exporter.tracer(),
-        )
+        self._director = self._build_director()
         self._reload = ConfigReload(
             arguments.config_file, config, lambda new: self._picker.apply(new.settings)
         )
@@ -164,14 +157,30 @@ class _App:
             namespace=arguments.pool_namespace,
         )
         self._leaving: asyncio.Task[None] | None = None
-        conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
-        self._server = ExtProcServer(
-            conforming,
-            ready=lambda: self._inputs.ready() and self._ha.ready(),
-            settings=server_settings(arguments),
-        )
+        self._server = self._build_server()
         self._expose(choice)
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
+
+    def _build_director(self) -> Director:
+        return Director(
+            self._picker,
+            self._tokeniser,
+            PickerMetrics(self._registry),
+            routing_key=key_files.routing_key(self._arguments.routing_key_file),
+            admission=self._admission,
+            terms=RequestTerms(self._inputs.objectives),
+            tracer=None if self._exporter is None else self._exporter.tracer(),
+        )
+
+    def _build_server(self) -> ExtProcServer:
+        handler: RequestHandler = self._director
+        if self._arguments.conformance_headers:
+            handler = ConformanceHandler(self._director)
+        return ExtProcServer(
+            handler,
+            ready=lambda: self._inputs.ready() and self._ha.ready(),
+            settings=server_settings(self._arguments),
+        )
 
     def _expose(self, choice: IndexChoice) -> None:
         """Everything that `/metrics` reads when it is asked."""
