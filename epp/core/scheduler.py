@@ -68,18 +68,19 @@ def _best(totals: list[float], winner: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _ScoreTable:
     candidates: Sequence[Candidate]
-    columns: list[tuple[str, Sequence[float]]]  # by scorer
+    names: list[str]  # of the scorers
+    columns: list[Sequence[float]]  # by scorer
     totals: list[float]
 
     def row(self, index: int) -> ScoredCandidate:
-        parts = tuple((name, scores[index]) for name, scores in self.columns)
-        return ScoredCandidate(self.candidates[index], self.totals[index], parts)
+        parts = zip(self.names, [scores[index] for scores in self.columns], strict=True)
+        return ScoredCandidate(self.candidates[index], self.totals[index], tuple(parts))
 
 
 def _score(profile: Profile, context: ScheduleContext, candidates: Sequence[Candidate]) -> _ScoreTable:
-    columns: list[tuple[str, Sequence[float]]] = []
+    columns: list[Sequence[float]] = []
     totals = [0.0] * len(candidates)
     for scorer, weight in profile.scorers:
         scores, totals = add_weighted(totals, scorer.score(context, candidates), weight)
-        columns.append((scorer.name, scores))
-    return _ScoreTable(candidates, columns, totals)
+        columns.append(scores)
+    return _ScoreTable(candidates, [scorer.name for scorer, _ in profile.scorers], columns, totals)
