@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from epp import key_files
 from epp.assembly import build_admission_of, build_orders, build_picker, build_tokeniser
@@ -31,6 +31,7 @@ from epp.debug import build_debug_app
 from epp.director import Director
 from epp.discovery import EndpointCallbacks, Inputs, build_inputs
 from epp.extproc.conformance import ConformanceHandler
+from epp.extproc.conversations import RequestHandler
 from epp.extproc.server import ExtProcServer
 from epp.flow.controller import FlowController
 from epp.kvevents.packed_codec import choose_decoder
@@ -48,6 +49,7 @@ from epp.settings import (
     server_settings,
     span_exporter,
 )
+from epp.telemetry.build_info import expose_build
 from epp.telemetry.config_reload import ConfigCollector
 from epp.telemetry.kv_events import KvEventsCollector
 from epp.telemetry.ledger import DecisionLedger
@@ -150,15 +152,7 @@ class _App:
         self._orders = build_orders(arguments, config, self._picker)
         self._membership.on_room = self._admission.wake
         self._exporter = span_exporter(arguments)
-        self._director = Director(
-            self._picker,
-            self._tokeniser,
-            PickerMetrics(self._registry),
-            routing_key=key_files.routing_key(arguments.routing_key_file),
-            admission=self._admission,
-            terms=RequestTerms(self._inputs.objectives),
-            tracer=None if self._exporter is None else self._exporter.tracer(),
-        )
+        self._director = self._build_director()
         self._reload = ConfigReload(
             arguments.config_file or Path(), config, lambda new: self._picker.apply(new.settings)
         )
@@ -169,21 +163,37 @@ class _App:
             namespace=arguments.pool_namespace,
         )
         self._leaving: asyncio.Task[None] | None = None
-        conforming = ConformanceHandler(self._director) if arguments.conformance_headers else self._director
-        self._server = ExtProcServer(
-            conforming,
-            ready=lambda: self._inputs.ready() and self._ha.ready(),
-            settings=server_settings(arguments),
-        )
+        self._server = self._build_server()
         self._expose(choice)
         replicas.serve_from(self._picker, seed, choice.scheme, self._membership.events_address)
+
+    def _build_director(self) -> Director:
+        return Director(
+            self._picker,
+            self._tokeniser,
+            PickerMetrics(self._registry),
+            routing_key=key_files.routing_key(self._arguments.routing_key_file),
+            admission=self._admission,
+            terms=RequestTerms(self._inputs.objectives),
+            tracer=None if self._exporter is None else self._exporter.tracer(),
+        )
+
+    def _build_server(self) -> ExtProcServer:
+        handler: RequestHandler = self._director
+        if self._arguments.conformance_headers:
+            handler = ConformanceHandler(self._director)
+        return ExtProcServer(
+            handler,
+            ready=lambda: self._inputs.ready() and self._ha.ready(),
+            settings=server_settings(self._arguments),
+        )
 
     def _expose(self, choice: IndexChoice) -> None:
         """Everything that `/metrics` reads when it is asked."""
         arguments, replicas = self._arguments, self._replicas
         if self._tokeniser is not None:
             self._registry.register(TokeniserCollector(self._tokeniser))
-        self._registry.register(StreamCollector(self._open_streams, lambda: self._server.stats.ended))
+        self._registry.register(StreamCollector(lambda: self._server.stats))
         self._registry.register(DegradedCollector(lambda: self._server.stats.degraded))
         self._registry.register(
             WatchCollector(lambda: (*self._inputs.watches, *self._ha.statuses), time.monotonic)
@@ -191,10 +201,7 @@ class _App:
         self._registry.register(ScrapeCollector(self._membership.scraper))
         self._registry.register(PoolGauges(self._picker, arguments.pool_name or "default"))
         self._registry.register(PoolCollector(self._picker, self._threshold_state, self._membership.refusals))
-        implementation = Gauge(
-            "kvpull_epp_index_info", "1: the index in use.", ["implementation"], registry=self._registry
-        )
-        implementation.labels(choice.implementation).set(1)
+        expose_build(self._registry, choice.implementation)
         self._registry.register(SpanCollector(self._exporter))
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
@@ -214,10 +221,6 @@ class _App:
         state = self._reload.state
         body = state.config.explanation.as_json() if state.config.explanation else {}
         return {"generation": state.generation, "rejected": state.rejected, **body}
-
-    def _open_streams(self) -> dict[str, int]:
-        stats = self._server.stats
-        return {"streams": stats.streams_open, "deciding": stats.deciding, "decisions": stats.decisions_open}
 
     # --- life -------------------------------------------------------------------------------------
     async def run(self) -> None:

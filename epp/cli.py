@@ -119,7 +119,23 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     config = epp.add_mutually_exclusive_group(required=True)
     config.add_argument("--config-file", type=Path, help="EndpointPickerConfig")
     config.add_argument("--config-text", metavar="YAML", help="the same, here and now; it cannot be reloaded")
-    _add_inputs(epp)
+    for add in (
+        _add_inputs,
+        _add_tokens,
+        _add_serving,
+        _add_secrets,
+        _add_snapshots,
+        _add_replicas,
+        _add_engines,
+        _add_records,
+        _add_life,
+    ):
+        add(epp)
+    epp.set_defaults(run=_serve)
+
+
+def _add_tokens(epp: argparse.ArgumentParser) -> None:
+    """Where prompts become tokens, unless the configuration says it."""
     epp.add_argument(
         "--tokenizer", type=Path, help="directory of the model's tokenizer.json and chat template"
     )
@@ -130,10 +146,46 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="longest a request waits for its tokens; then it is routed by load",
     )
+
+
+def _add_serving(epp: argparse.ArgumentParser) -> None:
+    """Ports, certificates, and what a request may be."""
     epp.add_argument("--listen-host", default="0.0.0.0", help="address of all ports")
     epp.add_argument("--grpc-port", type=port, default=9002)
     epp.add_argument("--grpc-health-port", type=port, default=9003)
     epp.add_argument("--metrics-port", type=port, default=9090)
+    epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
+    epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
+    epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
+    epp.add_argument(
+        "--conformance-headers",
+        type=boolean,
+        default=False,
+        metavar="BOOL",
+        help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
+    )
+    epp.add_argument(
+        "--disable-endpoint-subset-filter",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="place requests outside of the subset that the gateway names, too",
+    )
+    epp.add_argument(
+        "--allow-experimental-plugins",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="accepted; not required",
+    )
+
+
+def _add_secrets(epp: argparse.ArgumentParser) -> None:
+    """Files with keys and tokens."""
     epp.add_argument(
         "--debug-token-file", type=Path, help="bearer token of /debug/kvpull; absent: no debug routes"
     )
@@ -145,10 +197,10 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
     epp.add_argument(
         "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
     )
-    _add_snapshots(epp)
-    _add_replicas(epp)
-    epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
-    epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
+
+
+def _add_engines(epp: argparse.ArgumentParser) -> None:
+    """Engines' metrics pages, and how long a pull may take."""
     epp.add_argument("--refresh-metrics-interval", type=duration_flag_s, default=0.05, metavar="DURATION")
     epp.add_argument("--model-server-metrics-path", default="/metrics", metavar="PATH", help="of engines")
     epp.add_argument("--model-server-metrics-scheme", choices=("http", "https"), default="http")
@@ -164,36 +216,16 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         help="longest that an engine lets a pull take; without a word of it a pull counts as "
         "outstanding for a second more",
     )
+
+
+def _add_records(epp: argparse.ArgumentParser) -> None:
+    """What is written of decisions and spans."""
     epp.add_argument("--ledger-file", type=Path, help="write every decision here, one JSON line each")
     epp.add_argument(
         "--ledger-max-bytes", type=file_bytes, default=64 << 20, metavar="BYTES", help="of one ledger file"
     )
     epp.add_argument(
         "--ledger-keep", type=file_count, default=4, metavar="FILES", help="ledger files, rotated by size"
-    )
-    epp.add_argument("--drain-timeout", type=duration_flag_s, default=30.0, metavar="DURATION")
-    epp.add_argument(
-        "--lame-duck",
-        type=duration_flag_s,
-        default=5.0,
-        metavar="DURATION",
-        help="unready but still accepting",
-    )
-    epp.add_argument(
-        "--disable-endpoint-subset-filter",
-        type=boolean,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="BOOL",
-        help="place requests outside of the subset that the gateway names, too",
-    )
-    epp.add_argument(
-        "--conformance-headers",
-        type=boolean,
-        default=False,
-        metavar="BOOL",
-        help="for tests of gateways only: a request may name its endpoints (test-epp-endpoint-selection)",
     )
     epp.add_argument(
         "--tracing",
@@ -202,19 +234,20 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         metavar="BOOL",
         help="send spans by OTLP over HTTP, as the OTEL_* environment variables say",
     )
-    epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)
+
+
+def _add_life(epp: argparse.ArgumentParser) -> None:
+    """Start and stop."""
+    epp.add_argument("--drain-timeout", type=duration_flag_s, default=30.0, metavar="DURATION")
     epp.add_argument(
-        "--allow-experimental-plugins",
-        type=boolean,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="BOOL",
-        help="accepted; not required",
+        "--lame-duck",
+        type=duration_flag_s,
+        default=5.0,
+        metavar="DURATION",
+        help="unready but still accepting",
     )
     epp.add_argument("--log-level", default="info")
     epp.add_argument("--ready-fd", type=int, help="write one JSON line here when serving")
-    epp.set_defaults(run=_serve)
 
 
 def _add_inputs(epp: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from epp.thresholds.in_force import ThresholdState
 MAX_PROBE_BYTES = 256 << 10  # of a request whose tokens are asked for
 
 TokenIds = Callable[[str, bytes], Awaitable[Sequence[int] | None]]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def token_digest(token_ids: Sequence[int]) -> str:
@@ -50,22 +51,52 @@ def build_debug_app(
     `token_ids` tokenises a body sent to a path, as a request would be; `ports` says where this picker
     looks for an endpoint's events; `config` is the configuration in force.
     """
+    app = web.Application(middlewares=[_authorised(token)], client_max_size=MAX_PROBE_BYTES)
+    app.router.add_get("/metrics", _metrics_of(registry))
+    if token is None:
+        return app
+    pool = _PoolRoutes(picker, clock, ports)
+    app.router.add_get("/debug/kvpull/decisions/{id}", pool.decision)
+    app.router.add_get("/debug/kvpull/endpoints", pool.endpoints)
+    app.router.add_get(
+        "/debug/kvpull/thresholds", _answering(lambda: _threshold_json(picker, threshold_state()))
+    )
+    if config is not None:
+        app.router.add_get("/debug/kvpull/config", _answering(config))
+    if token_ids is not None:
+        app.router.add_post("/debug/kvpull/tokens", _tokens_by(token_ids))
+    return app
 
+
+def _metrics_of(registry: CollectorRegistry) -> Handler:
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def decision(request: web.Request) -> web.Response:
-        record = picker.find_decision(request.match_info["id"])
+    return metrics
+
+
+class _PoolRoutes:
+    """Decisions and endpoints, as the picker knows them when it is asked."""
+
+    def __init__(
+        self, picker: EndpointPicker, clock: Callable[[], float], ports: Callable[[EndpointId], Json]
+    ) -> None:
+        self._picker = picker
+        self._clock = clock
+        self._ports = ports
+
+    async def decision(self, request: web.Request) -> web.Response:
+        record = self._picker.find_decision(request.match_info["id"])
         if record is None:
             raise web.HTTPNotFound(text="no such decision (any more)")
         return web.json_response(decision_json(record))
 
-    async def endpoints(_request: web.Request) -> web.Response:
-        now_s = clock()
+    async def endpoints(self, _request: web.Request) -> web.Response:
+        picker, now_s = self._picker, self._clock()
         sizes, names = picker.cache.differing_block_sizes(), _hash_disagreements(picker)
         rows = [
             _endpoint_json(picker, row, now_s)
-            | ports(row.candidate.endpoint.id)
+            | self._ports(row.candidate.endpoint.id)
             | {
                 "differs_from_pool": row.candidate.endpoint.id in sizes,
                 "hashes_unlike": names.get(str(row.candidate.endpoint.id)),
@@ -74,8 +105,9 @@ def build_debug_app(
         ]
         return web.json_response(rows)
 
+
+def _tokens_by(token_ids: TokenIds) -> Handler:
     async def tokens(request: web.Request) -> web.Response:
-        assert token_ids is not None
         try:
             found = await token_ids(request.query.get("path", ""), await request.read())
         except PickerError as error:
@@ -85,22 +117,10 @@ def build_debug_app(
             answer = {"count": len(found), "sha256": token_digest(found)}
         return web.json_response(answer)
 
-    app = web.Application(middlewares=[_authorised(token)], client_max_size=MAX_PROBE_BYTES)
-    app.router.add_get("/metrics", metrics)
-    if token is not None:
-        app.router.add_get("/debug/kvpull/decisions/{id}", decision)
-        app.router.add_get("/debug/kvpull/endpoints", endpoints)
-        app.router.add_get(
-            "/debug/kvpull/thresholds", _answering(lambda: _threshold_json(picker, threshold_state()))
-        )
-        if config is not None:
-            app.router.add_get("/debug/kvpull/config", _answering(config))
-        if token_ids is not None:
-            app.router.add_post("/debug/kvpull/tokens", tokens)
-    return app
+    return tokens
 
 
-def _answering(read: Callable[[], Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answering(read: Callable[[], Json]) -> Handler:
     async def answer(_request: web.Request) -> web.Response:
         return web.json_response(read())
 

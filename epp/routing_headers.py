@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from epp.core.types import SchedulingDecision
 from sidecar import wire as sidecar_wire
 from sidecar.routing_auth import RoutingClaims, sign_routing
 
 
 def destination_of(decision: SchedulingDecision) -> str:
-    """`ip:port[,ip:port]`, the best first."""
-    return ",".join(e.address for e in (decision.destination, *decision.fallbacks))
+    """`ip:port[,ip:port]`, the best first: pods by their primary port where there is one, once each."""
+    endpoints = (decision.destination, *decision.fallbacks)
+    if decision.primary_port is not None:
+        endpoints = tuple(replace(endpoint, port=decision.primary_port) for endpoint in endpoints)
+    return ",".join(dict.fromkeys(endpoint.address for endpoint in endpoints))
 
 
 def routing_headers(decision: SchedulingDecision, key: bytes | None, unix_s: float) -> dict[str, str]:
@@ -20,6 +25,8 @@ def routing_headers(decision: SchedulingDecision, key: bytes | None, unix_s: flo
     }
     if decision.prefill is not None:
         headers[sidecar_wire.PREFILLER_HOST_PORT] = decision.prefill.address
+    if decision.primary_port is not None:
+        headers[sidecar_wire.DATA_PARALLEL_HOST_PORT] = decision.destination.address
     if decision.kv_source is not None:
         headers[sidecar_wire.KV_CACHE_SOURCE_HOST_PORT] = decision.kv_source.address
     if key is not None:

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import cast
 
 from epp.config.instances import Instance, resolve
-from epp.core.disagg import DisaggProfileHandler, ProfileHandler, SingleProfileHandler
+from epp.core.disagg import (
+    DataParallelProfileHandler,
+    DisaggProfileHandler,
+    ProfileHandler,
+    SingleProfileHandler,
+)
 from epp.core.errors import ConfigError
 from epp.core.plugin import PrefillDecider
 from epp.core.scheduler import Profile
@@ -25,9 +30,13 @@ def build_handler(
         )
     if handlers and handlers[0].row.type_name == "disagg-profile-handler":
         return _disagg(handlers[0], instances, profiles, origin)
+    name = handlers[0].row.type_name if handlers else "single-profile-handler"
     if len(profiles) != 1:
-        raise ConfigError(f"{origin}: single-profile-handler takes one profile, found {', '.join(profiles)}")
-    return SingleProfileHandler(next(iter(profiles.values())))
+        raise ConfigError(f"{origin}: {name} takes one profile, found {', '.join(profiles)}")
+    profile = next(iter(profiles.values()))
+    if handlers and isinstance(handlers[0].parameters, producers.DataParallelProfileHandlerParameters):
+        return DataParallelProfileHandler(profile, handlers[0].parameters.primary_port)
+    return SingleProfileHandler(profile)
 
 
 def _disagg(

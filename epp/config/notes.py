@@ -8,7 +8,7 @@ from epp.config.document import Document
 from epp.config.gates import HA_POPULATE, read_gates
 from epp.config.instances import only, set_but_ignored
 from epp.config.wiring import P2P_PRODUCER, Wiring
-from epp.core.disagg import DisaggProfileHandler, ProfileHandler
+from epp.core.disagg import DataParallelProfileHandler, DisaggProfileHandler, ProfileHandler
 from epp.plugins import producers
 from epp.plugins.registry import Kind
 
@@ -62,6 +62,11 @@ def _of_profiles(document: Document, wiring: Wiring, handler: ProfileHandler) ->
     for profile in document.scheduling_profiles:
         if profile.name not in running:
             yield f"profile {profile.name} has no effect: no stage runs it"
+    if isinstance(handler, DataParallelProfileHandler):
+        yield (
+            "data-parallel-profile-handler is deprecated: where the gateway can send to every port of a pod, "
+            "give the pool one target port a rank and use single-profile-handler"
+        )
     if isinstance(handler, DisaggProfileHandler) and handler.prefill is None:
         yield "prompts are never split: disagg-profile-handler has no deciders.prefill"
 

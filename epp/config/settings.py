@@ -88,6 +88,7 @@ def _approx(wiring: Wiring) -> ApproxSettings | None:
         block_size_tokens=block_tokens,
         max_blocks=most_tokens // block_tokens,
         capacity_blocks=parameters.lru_capacity_per_server,
+        auto_tune=parameters.auto_tune,
     )
 
 

@@ -40,6 +40,7 @@ cdef enum:  # places in a Candidate, a PrefixMatch, Depths and a Standing
     MATCH_SIZE = 7
     DEPTHS_SIZE = 3
     STANDING_SIZE = 4
+    _MOST = 64  # of a `largest`
 
 
 cdef inline int _need(object row, Py_ssize_t size) except -1:
@@ -160,3 +161,50 @@ def add_weighted(totals, scores, double weight):
             kept[i] = score
         after.append(<double>before[i] + weight * score)
     return (scores if kept is None else kept), after
+
+
+def largest(values, Py_ssize_t count):
+    cdef list given = values if type(values) is list else list(values), order = []
+    cdef Py_ssize_t i, place, kept = 0, most = min(count, _MOST)
+    cdef Py_ssize_t[_MOST] at
+    cdef double[_MOST] top
+    cdef double value
+    if count > _MOST:
+        raise ValueError("more than is ever recorded")
+    for i in range(len(given)):
+        value = given[i]
+        if kept == most and (not most or value <= top[most - 1]):
+            continue
+        place = kept if kept < most else most - 1
+        while place > 0 and top[place - 1] < value:
+            top[place], at[place] = top[place - 1], at[place - 1]
+            place -= 1
+        top[place], at[place] = value, i
+        if kept < most:
+            kept += 1
+    for i in range(kept):
+        order.append(at[i])
+    return order
+
+
+def within_reach(candidates, depths, best):
+    cdef list found = [], rows = list(candidates), given = list(depths)
+    cdef Py_ssize_t i
+    cdef long long limit = best, depth, size
+    cdef object row, match
+    if len(rows) != len(given):
+        raise ValueError("candidates and depths differ in number")
+    for i in range(len(given)):
+        depth = given[i]
+        if depth != limit:
+            if depth > limit or depth == 0:
+                continue
+            row = rows[i]
+            _need(row, ROW_SIZE)
+            match = _at(row, ROW_MATCH)
+            _need(match, MATCH_SIZE)
+            size = _at(match, BLOCK_SIZE)
+            if depth + size < limit:
+                continue
+        found.append(i)
+    return found

@@ -29,6 +29,7 @@ class ApproxSettings:
     max_blocks: int = 2_048
     capacity_blocks: int = 31_250
     max_bytes: int = 256 << 20
+    auto_tune: bool = False  # capacities are those that the engines report, where they do
     seed: bytes = field(default=bytes(INDEX_SEED_BYTES), repr=False)
 
 
@@ -65,9 +66,19 @@ class ApproxPrefixes:
         for endpoint in dict.fromkeys(endpoints):
             self._tree.insert(look_up.keys, endpoint, _FOR_EVER)
 
+    def note_cache(self, endpoint: EndpointId, cache_tokens: int | None) -> None:
+        """Mutates: what the endpoint's cache can hold, as its engine reports it; None: it does not."""
+        if self._settings.auto_tune and cache_tokens is not None:
+            self._tree.set_capacity(endpoint, max(1, cache_tokens // self._settings.block_size_tokens))
+
     def forget(self, endpoint: EndpointId) -> None:
         """Mutates: its cache is gone."""
         self._tree.remove_endpoint(endpoint)
+
+    @property
+    def blocks(self) -> int:
+        """Distinct blocks of all prompts."""
+        return len(self._tree)
 
     @property
     def bytes(self) -> int:

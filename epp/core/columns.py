@@ -9,17 +9,29 @@ try:
     from epp.core._compiled_columns import (
         add_weighted,
         candidate_rows,
+        largest,
         match_rows,
         matched_shares,
         servable_tokens,
+        within_reach,
     )
 except ImportError:  # no C compiler was there
     from epp.core.pure_columns import (
         add_weighted,
         candidate_rows,
+        largest,
         match_rows,
         matched_shares,
         servable_tokens,
+        within_reach,
     )
 
-__all__ = ["add_weighted", "candidate_rows", "match_rows", "matched_shares", "servable_tokens"]
+__all__ = [
+    "add_weighted",
+    "candidate_rows",
+    "largest",
+    "match_rows",
+    "matched_shares",
+    "servable_tokens",
+    "within_reach",
+]

@@ -79,7 +79,9 @@ class DecisionRing:
         """The stream has ended. Unknown ids and repetitions are ignored."""
         record = self._open.pop(decision_id, None)
         if record is not None:
-            record = self._closed[decision_id] = replace(record, outcome=outcome)
+            record = self._closed[decision_id] = DecisionRecord(
+                record.decided_at_s, record.decision, outcome, record.pull_state, record.report
+            )
             self._hand_out_if_finished(record)
 
     def join_report(self, report: PullReport) -> bool:

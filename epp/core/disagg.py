@@ -26,6 +26,7 @@ class Placement:
     prefill: ProfileResult | None = None
     names: tuple[str, str] = ("default", "prefill")  # of the two profiles
     prefill_missing: bool = False  # a prefill endpoint was wanted and there was none
+    primary_port: int | None = None  # of every pod, for a gateway that knows no other; None: each rank's own
 
     @property
     def computing(self) -> Candidate:
@@ -70,6 +71,23 @@ class SingleProfileHandler:
 
     def place(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Placement:
         return Placement(run_profile(self.profile, context, candidates), names=(self.profile.name, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelProfileHandler:
+    """As `SingleProfileHandler`; the gateway sends everything to the pod's `primary_port`, and a header tells
+    the sidecar there which rank is meant."""
+
+    profile: Profile
+    primary_port: int
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        return (self.profile,)
+
+    def place(self, context: ScheduleContext, candidates: Sequence[Candidate]) -> Placement:
+        result = run_profile(self.profile, context, candidates)
+        return Placement(result, names=(self.profile.name, ""), primary_port=self.primary_port)
 
 
 @dataclass(frozen=True, slots=True)

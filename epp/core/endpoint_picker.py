@@ -88,6 +88,11 @@ class EndpointPicker:
         return self._settings.next_turns
 
     @property
+    def placed_blocks(self) -> int | None:
+        """Distinct blocks that endpoints were given, as far as is remembered; None: nothing is."""
+        return self._approx.blocks if self._approx is not None else None
+
+    @property
     def header_names(self) -> frozenset[str]:
         """Request headers that plugins read, in lower case."""
         return self._settings.header_names
@@ -135,6 +140,8 @@ class EndpointPicker:
             self._forget_placements(endpoint_id)
         self._metrics.update(endpoint_id, metrics)
         self._models.report(endpoint_id, metrics.model_name)
+        if self._approx is not None:
+            self._approx.note_cache(endpoint_id, metrics.cache_tokens)
 
     def update_refusals(
         self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float

@@ -85,6 +85,7 @@ class EndpointMetrics:
     model_name: str | None = None  # the base model, under the first name it is served by
     asleep: bool | None = None  # its cache is discarded while it sleeps; None: it does not say
     loras: LoraState | None = None  # None: the page does not say
+    cache_tokens: int | None = None  # that its device cache can hold; None: the page does not say
 
     def fresh(self, now_s: float, max_age_s: float) -> bool:
         return self.scraped_at_s is not None and now_s - self.scraped_at_s <= max_age_s

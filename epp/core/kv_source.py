@@ -9,10 +9,9 @@ have been refused, and must have room for one more pull. It does not learn, log 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
-from epp.core.columns import servable_tokens
+from epp.core.columns import largest, servable_tokens
 from epp.core.pull_curves import PullPrediction
 from epp.core.source_band import Selection
 from epp.core.thresholds import MODE_COST, SourcePolicy
@@ -89,22 +88,8 @@ def choose_source(
         return SourceChoice(None, refused[0][1], (), delta, generation, 0, refused, holders, holders_total)
     sampled = _sample(band.weights, sampling_coordinate(request.request_id))
     chosen = band.rows[sampled]
-    servable = chosen.match.servable_tokens
     terms = selection.terms(chosen)
-    delta = terms.min_cached_token_delta or 0
-    # what another request is bringing there counts: a second pull would move the same bytes again
-    gain_tokens = servable - computing.match.expected_tokens
-    source, predicted, by_cost = None, None, False
-    if chosen.endpoint.id == computing.endpoint.id:
-        reason = SourceReason.LOCAL_BEST
-    else:
-        if pricing is not None and gain_tokens > 0:
-            predicted = pricing(chosen, computing, gain_tokens, terms)
-        by_cost = terms.mode == MODE_COST and predicted is not None and predicted.sure
-        reason = _verdict(gain_tokens, delta, predicted if by_cost else None)
-    if reason is SourceReason.PULL:
-        verified = chosen.metrics.info is not None and computing.metrics.info is not None
-        source = KvSource(chosen.endpoint, servable, gain_tokens, verified)
+    source, reason, predicted, by_cost = _judge(chosen, computing, terms, pricing)
     considered = tuple(
         (band.rows[i].endpoint.id, band.rows[i].match.servable_tokens, band.weights[i])
         for i in _window(sampled, len(band.rows))
@@ -113,7 +98,7 @@ def choose_source(
         source,
         reason,
         considered,
-        delta,
+        terms.min_cached_token_delta or 0,
         generation,
         len(band.rows),
         refused,
@@ -122,6 +107,27 @@ def choose_source(
         predicted,
         by_cost,
     )
+
+
+def _judge(
+    chosen: Candidate, computing: Candidate, terms: SourcePolicy, pricing: Pricing | None
+) -> tuple[KvSource | None, SourceReason, PullPrediction | None, bool]:
+    """Cases 7 to 9 for the sampled holder: the source or None, why, what is predicted, and whether that
+    decided."""
+    if chosen.endpoint.id == computing.endpoint.id:
+        return None, SourceReason.LOCAL_BEST, None, False
+    servable = chosen.match.servable_tokens
+    # what another request is bringing there counts: a second pull would move the same bytes again
+    gain_tokens = servable - computing.match.expected_tokens
+    predicted = None
+    if pricing is not None and gain_tokens > 0:
+        predicted = pricing(chosen, computing, gain_tokens, terms)
+    by_cost = terms.mode == MODE_COST and predicted is not None and predicted.sure
+    reason = _verdict(gain_tokens, terms.min_cached_token_delta or 0, predicted if by_cost else None)
+    if reason is not SourceReason.PULL:
+        return None, reason, predicted, by_cost
+    verified = chosen.metrics.info is not None and computing.metrics.info is not None
+    return KvSource(chosen.endpoint, servable, gain_tokens, verified), reason, predicted, by_cost
 
 
 def _verdict(gain_tokens: int, delta: int, predicted: PullPrediction | None) -> SourceReason:
@@ -160,17 +166,7 @@ def _sample(weights: Sequence[float], coordinate: float) -> int:
 
 def _deepest(candidates: Sequence[Candidate], depths: Sequence[int]) -> tuple[Candidate, ...]:
     """The `MAX_RECORDED` deepest holders, deepest first."""
-    best = max(depths)
-    if depths.count(best) >= MAX_RECORDED:  # they tie: no need to rank the rest
-        found = [depths.index(best)]
-        while len(found) < MAX_RECORDED:
-            found.append(depths.index(best, found[-1] + 1))
-        return tuple(candidates[i] for i in found)
-    least = max(1, sorted(depths)[-MAX_RECORDED:][0])
-    deeper = [i for i, depth in enumerate(depths) if depth > least]
-    equal = itertools.islice((i for i, depth in enumerate(depths) if depth == least), MAX_RECORDED)
-    deep = sorted([*deeper, *equal], key=depths.__getitem__, reverse=True)
-    return tuple(candidates[i] for i in deep[:MAX_RECORDED])
+    return tuple(candidates[i] for i in largest(depths, MAX_RECORDED) if depths[i])
 
 
 def _window(sampled: int, size: int) -> range:

@@ -48,6 +48,7 @@ def make_decision(
         prefill_missing=placement.prefill_missing,
         response_headers=headers,
         forecasts={} if outlook is None else _forecasts(placement, outlook.found),
+        primary_port=placement.primary_port,
     )
 
 

@@ -54,6 +54,7 @@ class PlacementTree:
         self._by_endpoint: dict[EndpointId, OrderedDict[Claim, None]] = {}  # in the same order
         self._timers: list[tuple[float, int, Claim]] = []  # one a claim that time can end, and stale ones
         self._numbers = itertools.count()
+        self._capacities: dict[EndpointId, int] = {}  # blocks, where an endpoint's own are known
 
     def __len__(self) -> int:
         return self._nodes.blocks
@@ -85,6 +86,16 @@ class PlacementTree:
                 if now_s < expires_at_s:
                     found[endpoint] = depth  # deeper nodes come later, and never outlive their parents
         return found
+
+    def capacity(self, endpoint: EndpointId) -> int | None:
+        """Blocks that are believed of one endpoint at most; None: as many as `max_bytes` allows."""
+        return self._capacities.get(endpoint, self._limits.max_blocks_per_endpoint)
+
+    def set_capacity(self, endpoint: EndpointId, blocks: int) -> None:
+        """Mutates: `endpoint` holds so many blocks, whatever the limit for all says; until it is removed."""
+        if blocks != self._capacities.get(endpoint):
+            self._capacities[endpoint] = blocks
+            self._evict(endpoint)
 
     def insert(self, keys: PromptKeys, endpoint: EndpointId, expires_at_s: float) -> Claim | None:
         """Mutates: the prompt was placed on `endpoint`. Placed there before: the later expiry counts.
@@ -141,6 +152,7 @@ class PlacementTree:
         claims = list(self._by_endpoint.get(endpoint, ()))
         for claim in claims:
             self._end(claim)
+        self._capacities.pop(endpoint, None)
         return len(claims)
 
     def expire(self, now_s: float, budget: int) -> int:
@@ -182,7 +194,7 @@ class PlacementTree:
     def _evict(self, endpoint: EndpointId) -> None:
         """Every step frees blocks, ends a claim or moves one towards the root."""
         limits = self._limits
-        most = limits.max_blocks_per_endpoint
+        most = self.capacity(endpoint)
         while most is not None and self.held_blocks(endpoint) > most:
             self._shorten(next(iter(self._by_endpoint[endpoint])), self.held_blocks(endpoint) - most)
         while self.bytes > limits.max_bytes and self._recency:
@@ -228,8 +240,9 @@ class PlacementTree:
         require(len(timed) == len(set(timed)), "a claim has two timers")
         require({c for c in claims if isfinite(c.expires_at_s)} <= set(timed), "a claim has no timer")
         require(self.bytes <= self._limits.max_bytes, "the bound is exceeded")
-        most = self._limits.max_blocks_per_endpoint
-        require(most is None or all(n <= most for n in self._nodes.held.values()), "an endpoint has too much")
+        for endpoint, blocks in self._nodes.held.items():
+            most = self.capacity(endpoint)
+            require(most is None or blocks <= most, "an endpoint has too much")
 
 
 def _is_alone(node: Node) -> bool:

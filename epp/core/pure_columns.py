@@ -103,3 +103,17 @@ def _bounded(scores: Sequence[float]) -> Sequence[float]:
     if math.isfinite(sum(scores)) and min(scores) >= 0.0 and max(scores) <= 1.0:
         return scores
     return [min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0 for score in scores]
+
+
+def largest(values: Sequence[float], count: int) -> list[int]:
+    """Places of the `count` (64 at most) largest values, largest first; of equal ones the first."""
+    return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:count]
+
+
+def within_reach(candidates: Sequence[Candidate], depths: Sequence[int], best: int) -> list[int]:
+    """Places of those that hold `best` tokens, or less than that by one block of their own at most."""
+    return [
+        i
+        for i, (depth, candidate) in enumerate(zip(depths, candidates, strict=True))
+        if depth == best or 0 < depth < best <= depth + candidate.match.block_size_tokens
+    ]

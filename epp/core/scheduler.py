@@ -6,11 +6,10 @@ rows that somebody will look at are made.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epp.core.columns import add_weighted
+from epp.core.columns import add_weighted, largest
 from epp.core.errors import NoEndpoints
 from epp.core.plugin import Filter, Picker, Scorer
 from epp.core.types import MAX_RECORDED, Candidate, ScheduleContext, ScoredCandidate
@@ -60,13 +59,7 @@ def run_profile(profile: Profile, context: ScheduleContext, candidates: Sequence
 
 def _best(totals: list[float], winner: int) -> list[int]:
     """Indices of the `MAX_RECORDED` best, best first, the winner among them."""
-    candidates: Iterable[int] = range(len(totals))
-    if len(totals) > MAX_RECORDED:  # sorting figures is cheaper than asking for each one's key
-        least = sorted(totals)[-MAX_RECORDED]
-        better = [i for i, total in enumerate(totals) if total > least]
-        equal = itertools.islice((i for i, total in enumerate(totals) if total == least), MAX_RECORDED)
-        candidates = itertools.islice(itertools.chain(better, equal), MAX_RECORDED)
-    best = sorted(candidates, key=totals.__getitem__, reverse=True)
+    best = largest(totals, MAX_RECORDED)
     if winner not in best:
         best[-1] = winner
     return best
@@ -75,18 +68,19 @@ def _best(totals: list[float], winner: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _ScoreTable:
     candidates: Sequence[Candidate]
-    columns: list[tuple[str, Sequence[float]]]  # by scorer
+    names: list[str]  # of the scorers
+    columns: list[Sequence[float]]  # by scorer
     totals: list[float]
 
     def row(self, index: int) -> ScoredCandidate:
-        parts = tuple((name, scores[index]) for name, scores in self.columns)
-        return ScoredCandidate(self.candidates[index], self.totals[index], parts)
+        parts = zip(self.names, [scores[index] for scores in self.columns], strict=True)
+        return ScoredCandidate(self.candidates[index], self.totals[index], tuple(parts))
 
 
 def _score(profile: Profile, context: ScheduleContext, candidates: Sequence[Candidate]) -> _ScoreTable:
-    columns: list[tuple[str, Sequence[float]]] = []
+    columns: list[Sequence[float]] = []
     totals = [0.0] * len(candidates)
     for scorer, weight in profile.scorers:
         scores, totals = add_weighted(totals, scorer.score(context, candidates), weight)
-        columns.append((scorer.name, scores))
-    return _ScoreTable(candidates, columns, totals)
+        columns.append(scores)
+    return _ScoreTable(candidates, [scorer.name for scorer, _ in profile.scorers], columns, totals)

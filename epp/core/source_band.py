@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_plugin.identity import EndpointId
+from epp.core.columns import within_reach
 from epp.core.thresholds import MODE_COST, SOURCE_CLASS_LABEL, SourcePolicy
 from epp.core.types import MAX_RECORDED, Candidate, SourceReason
 
@@ -75,11 +76,8 @@ class Selection:
         least, most, counted, lax, _ = self._rule(None, self._policy)
         rows: list[Candidate] = []
         weights: list[float] = []
-        for i, (depth, candidate) in enumerate(zip(self._depths, self._candidates, strict=True)):
-            if depth != best and (
-                depth > best or not depth or depth + candidate.match.block_size_tokens < best
-            ):
-                continue
+        for i in within_reach(self._candidates, self._depths, best):
+            depth, candidate = self._depths[i], self._candidates[i]
             endpoint, metrics = candidate.endpoint, candidate.metrics
             if classified:
                 name = endpoint.labels.get(SOURCE_CLASS_LABEL)

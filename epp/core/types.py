@@ -260,6 +260,7 @@ class SchedulingDecision:
     prefill_missing: bool = False  # it was to be split, and there was no prefill endpoint
     response_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # for the client
     forecasts: Mapping[EndpointId, Forecast] = field(default_factory=dict)  # of `scored`, where asked for
+    primary_port: int | None = None  # where the gateway sends it; None: to the destination's own port
 
     @property
     def kv_source(self) -> Endpoint | None:

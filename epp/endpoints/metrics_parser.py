@@ -31,6 +31,7 @@ _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 # info metric and the label that holds the block size
 _CACHE_CONFIG: Final = {"vllm:cache_config_info": "block_size", "sglang:cache_config_info": "page_size"}
+_CACHE_BLOCKS: Final = ("num_gpu_blocks", "num_pages")  # labels that hold how many blocks there are
 _LORA: Final = "vllm:lora_requests_info"
 _SLEEP: Final = "vllm:engine_sleep_state"  # one sample a state; 1 for the one it is in
 _SLEEP_LEVELS: Final = ("weights_offloaded", "discard_all")  # both discard the KV cache
@@ -116,6 +117,7 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
         info=info,
         model_name=_model_name(found, rank),
         asleep=_asleep(found.get(_SLEEP, ()), rank),
+        cache_tokens=_cache_tokens(found, rank),
         loras=read_lora_state((s.read_labels(), s.value) for s in found.get(_LORA, ())),
     )
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
@@ -189,6 +191,18 @@ def _cache_block_size(found: Mapping[str, list[_Sample]], rank: int) -> int | No
         }
         if len(sizes) == 1:
             return sizes.pop()
+    return None
+
+
+def _cache_tokens(found: Mapping[str, list[_Sample]], rank: int) -> int | None:
+    """Tokens that the device cache holds, where exactly one row says so."""
+    for name, label in _CACHE_CONFIG.items():
+        rows = [sample.read_labels() for sample in _of_rank(found.get(name, ()), rank)]
+        if len(rows) == 1:
+            size = _block_size(rows[0].get(label, ""))
+            blocks = next((rows[0][name] for name in _CACHE_BLOCKS if name in rows[0]), "")
+            if size is not None and blocks.isascii() and blocks.isdigit() and 0 < len(blocks) <= 9:
+                return size * int(blocks) or None
     return None
 
 

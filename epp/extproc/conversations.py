@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -50,6 +51,10 @@ class Limits:
     heeds_subset: bool = True  # False: the gateway's endpoint subset is not looked at
 
 
+# upper bounds of how long a stream lasted: a request is anything from milliseconds to minutes
+STREAM_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
 @dataclass(slots=True)
 class ServiceStats:
     """Counters for telemetry. `*_open` return to zero when nothing is in flight."""
@@ -61,8 +66,16 @@ class ServiceStats:
     deciding: int = 0  # decide() is running, cancelled ones that have not ended yet included
     protocol_errors: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # streams by gRPC status
+    lasted: list[int] = field(default_factory=lambda: [0] * (len(STREAM_BOUNDS_S) + 1))  # by bound
+    lasted_s: float = 0.0  # all of them together
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     degraded: Counter[ev.Degradation] = field(default_factory=Counter)
+
+    def note_end(self, code: str, seconds: float) -> None:
+        """Mutates: a stream ended with a gRPC status after so long."""
+        self.ended[code] += 1
+        self.lasted[bisect_left(STREAM_BOUNDS_S, seconds)] += 1
+        self.lasted_s += seconds
 
 
 class Conversations:

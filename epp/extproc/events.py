@@ -44,21 +44,26 @@ class Headers:
     """Header fields in the order they came, every value kept; look-ups ignore case."""
 
     fields: tuple[tuple[str, str], ...] = ()  # names in lower case
+    _first: Mapping[str, str] = field(init=False, repr=False, compare=False)  # asked for 20 times a request
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_first", dict(reversed(self.fields)))
 
     @classmethod
     def of(cls, *fields: tuple[str, str]) -> Headers:
         return cls(tuple((name.lower(), value) for name, value in fields))
 
     def first(self, name: str) -> str | None:
-        wanted = name.lower()
-        return next((value for key, value in self.fields if key == wanted), None)
+        return self._first.get(name.lower())
 
     def all(self, name: str) -> tuple[str, ...]:
         wanted = name.lower()
+        if wanted not in self._first:
+            return ()
         return tuple(value for key, value in self.fields if key == wanted)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.first(name) is not None
+        return isinstance(name, str) and name.lower() in self._first
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self.fields)

@@ -12,6 +12,8 @@ from typing import Final
 
 
 class RequestPhase(enum.Enum):
+    __hash__ = object.__hash__  # keys of the tables below; Enum's own runs in Python
+
     START = "start"  # nothing read
     COLLECTING = "collecting the body"
     DECIDING = "deciding"  # NeedDecision is out
@@ -22,6 +24,8 @@ class RequestPhase(enum.Enum):
 
 
 class ResponsePhase(enum.Enum):
+    __hash__ = object.__hash__  # keys of the tables below; Enum's own runs in Python
+
     WAITING = "waiting"
     BODY = "in the body"
     DONE = "done"
@@ -29,6 +33,8 @@ class ResponsePhase(enum.Enum):
 
 class Step(enum.Enum):
     """What an event means for the order of things."""
+
+    __hash__ = object.__hash__
 
     HEADERS = "headers"
     HEADERS_ALONE = "headers that are also the whole request"

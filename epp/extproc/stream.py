@@ -63,7 +63,7 @@ class ExtProcStream:
             log.warning("the gateway broke the ext_proc protocol: %s", error)
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            self._stats.ended[code] += 1
+            self._stats.note_end(code, self._service.clock() - self._started_s)
             self._close()
 
     def _close(self) -> None:

@@ -35,8 +35,6 @@ NOT_SUPPORTED: Mapping[str, str] = {
     # handlers and deciders
     "always-disagg-multimodal-decider": _ENCODE,
     "header-profile-handler": "use disagg-profile-handler",
-    "data-parallel-profile-handler": "every rank is an endpoint of its own here; use single-profile-handler "
-    "and give the pool one target port for each rank",
     "pd-profile-handler": "use disagg-profile-handler",
     "disagg-headers-handler": _HEADERS,
     "prefill-header-handler": _HEADERS,

@@ -139,7 +139,7 @@ class ApproxPrefixCacheProducerParameters(Parameters):
     """What endpoints hold, guessed from what was sent there: no events needed. The reference keeps an
     LRU of blocks; here prompts lose their tails first (a tree), so that the common head goes last."""
 
-    auto_tune: bool = True
+    auto_tune: bool = True  # capacity as an engine reports its cache; where it does not, the one below
     block_size_tokens: int = Field(default=16, ge=1, le=MAX_BLOCK_SIZE_TOKENS)  # at least 64 is used
     lru_capacity_per_server: int = Field(default=31_250, ge=1, le=1 << 28)  # blocks of one endpoint
     max_prefix_tokens_to_match: int = Field(default=131_072, ge=0, le=MAX_TOKENS)  # 0: see blocks
@@ -218,9 +218,16 @@ class DisaggProfileHandlerParameters(Parameters):
         return self
 
 
+class DataParallelProfileHandlerParameters(Parameters):
+    """For gateways that can send to one port of a pod only; deprecated in the reference."""
+
+    primary_port: int = Field(default=8000, ge=1, le=65_535)  # where the pod's sidecar listens
+
+
 _LEARNED = "the index learns every engine's own block size and hashing from its events"
 ROWS = (
     PluginType("single-profile-handler", Kind.PROFILE_HANDLER),
+    PluginType("data-parallel-profile-handler", Kind.PROFILE_HANDLER, DataParallelProfileHandlerParameters),
     PluginType("disagg-profile-handler", Kind.PROFILE_HANDLER, DisaggProfileHandlerParameters),
     PluginType(
         "precise-prefix-cache-producer",
@@ -245,7 +252,6 @@ ROWS = (
         ApproxPrefixCacheProducerParameters,
         needs=(Need(Data.TOKENS),),
         provides=Data.PREFIX_MATCH,
-        ignored={"auto_tune": "blockSizeTokens (at least 64) and lruCapacityPerServer are taken as written"},
     ),
     PluginType(
         "p2p-source-producer",

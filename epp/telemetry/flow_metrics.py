@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from epp.core.flow.bands import NO_LIMIT
 from epp.flow.admission import Admission, Asking, Shedding
 from epp.flow.controller import FlowController
 
@@ -78,3 +79,31 @@ class FlowCollector(Collector):
             size_bytes.add_metric([str(priority), self._pool], fill.bytes)
         yield size
         yield size_bytes
+        yield from self._shares(admission)
+
+    def _shares(self, admission: FlowController) -> Iterator[Metric]:
+        """Of what may wait, what does; a limit that is none has no share."""
+        queue, pool = admission.queue, self._pool
+        limits = queue.settings
+        for what, waiting, most in (
+            ("requests", len(queue), limits.max_requests),
+            ("bytes", queue.bytes, limits.max_bytes),
+        ):
+            band = GaugeMetricFamily(
+                f"{_PREFIX}_capacity_utilization_{what}",
+                "Of what may wait in a band.",
+                labels=["priority", "inference_pool"],
+            )
+            for priority, fill in queue.fill.items():
+                limit = getattr(fill.settings, f"max_{what}")
+                if limit < NO_LIMIT:
+                    band.add_metric([str(priority), pool], getattr(fill, what) / limit)
+            yield band
+            whole = GaugeMetricFamily(
+                f"{_PREFIX}_global_capacity_utilization_{what}",
+                "Of what may wait in all bands together.",
+                labels=["inference_pool"],
+            )
+            if most < NO_LIMIT:
+                whole.add_metric([pool], waiting / most)
+            yield whole

@@ -29,6 +29,13 @@ class PlainHistogram:
             self._counts[number] += count
         self._sum += total
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> PlainHistogram:
+        """What somebody else has counted."""
+        histogram = cls(bounds)
+        histogram.add(counts, total)
+        return histogram
+
     def show(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """One label set of `family`; nothing where nothing was observed."""
         if not any(self._counts):

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine_plugin.identity import EndpointId
 from epp.core.endpoint_picker import EndpointPicker
-from epp.core.types import ClaimState, SchedulingDecision
+from epp.core.types import ClaimState, SchedulingDecision, SourceReason
+from epp.extproc.conversations import STREAM_BOUNDS_S, ServiceStats
 from epp.telemetry.cost_metrics import CostMetrics
+from epp.telemetry.histogram import PlainHistogram
 from epp.telemetry.request_metrics import RequestMetrics
 from epp.telemetry.scheduler_attempts import SchedulerAttempts
 from epp.thresholds.in_force import ThresholdState
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 MAX_REFUSALS = 128  # kept and told of one endpoint: what it reports is its own word
 _DECISION_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _FAST_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+_SPLIT = {True: "prefill-decode", False: "decode-only"}
 
 
 class PickerMetrics:
@@ -59,6 +62,8 @@ class PickerMetrics:
             ["decision_type"],
             registry=registry,
         )
+        # looking a label set up costs as much as counting it three times
+        self._disagg_of = {split: self.disagg.labels(_SPLIT[split]) for split in _SPLIT}
         self.attempts = SchedulerAttempts(registry)
         self.decisions = Counter(
             "kvpull_epp_source_decisions",
@@ -66,6 +71,7 @@ class PickerMetrics:
             ["reason"],
             registry=registry,
         )
+        self._decisions_of: dict[SourceReason, Counter] = {}
         self.promised_tokens = Counter(
             "kvpull_epp_pull_promised_tokens", "Tokens by which named sources out-cached.", registry=registry
         )
@@ -87,9 +93,14 @@ class PickerMetrics:
 
     def decided(self, decision: SchedulingDecision, seconds: float) -> None:
         self.schedule_s.observe(seconds)
-        self.disagg.labels("prefill-decode" if decision.prefill is not None else "decode-only").inc()
-        self.decisions.labels(decision.choice.reason.value).inc()
-        self.prefill_missing.inc(decision.prefill_missing)
+        self._disagg_of[decision.prefill is not None].inc()
+        reason = decision.choice.reason
+        counter = self._decisions_of.get(reason)
+        if counter is None:
+            counter = self._decisions_of[reason] = self.decisions.labels(reason.value)
+        counter.inc()
+        if decision.prefill_missing:
+            self.prefill_missing.inc()
         self._costs.decided(decision.choice)
         if decision.choice.source is not None:
             self.promised_tokens.inc(decision.choice.source.gain_tokens)
@@ -127,12 +138,8 @@ class PeerRefusals:
 class StreamCollector(Collector):
     """Conversations with the gateway: what is open now must come back to zero."""
 
-    def __init__(
-        self, open_now: Callable[[], Mapping[str, int]], ended: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """`open_now`: by what; `ended`: streams by gRPC status."""
-        self._open_now = open_now
-        self._ended = ended
+    def __init__(self, stats: Callable[[], ServiceStats]) -> None:
+        self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
@@ -140,19 +147,29 @@ class StreamCollector(Collector):
             "Streams open, decisions being made, decisions not ended.",
             labels=["what"],
         )
-        counts = self._open_now()
+        stats = self._stats()
+        counts = {
+            "streams": stats.streams_open,
+            "deciding": stats.deciding,
+            "decisions": stats.decisions_open,
+        }
         for what, count in counts.items():
             gauge.add_metric([what], count)
         yield gauge
         yield GaugeMetricFamily(
-            "llm_d_epp_extproc_streams_inflight", "Streams open.", value=counts.get("streams", 0)
+            "llm_d_epp_extproc_streams_inflight", "Streams open.", value=stats.streams_open
         )
         ended = CounterMetricFamily(
             "llm_d_epp_extproc_streams", "Streams ended, by gRPC status.", labels=["code"]
         )
-        for code, count in self._ended().items():
+        for code, count in stats.ended.items():
             ended.add_metric([code], count)
         yield ended
+        lasted = HistogramMetricFamily(
+            "llm_d_epp_extproc_stream_duration_seconds", "How long streams lasted.", labels=[]
+        )
+        PlainHistogram.of(STREAM_BOUNDS_S, stats.lasted, stats.lasted_s).show(lasted, [])
+        yield lasted
 
 
 class PoolCollector(Collector):

@@ -23,6 +23,8 @@ _FIGURES: dict[str, Callable[[EndpointMetrics], float | None]] = {
     "running_requests": lambda metrics: metrics.running_requests,
 }
 
+_APPROX = "approx-prefix-cache-producer"
+
 
 class PoolGauges(Collector):
     """`name`: of the pool, as its label."""
@@ -77,3 +79,12 @@ class PoolGauges(Collector):
             requests.add_metric([pod, "", "", "", ""], row.load.requests)
             tokens.add_metric([pod, "", "", "", ""], row.load.uncached_prompt_tokens)
         yield from (queue, requests, tokens, age)
+        placed = self._picker.placed_blocks
+        if placed is not None:
+            size = GaugeMetricFamily(
+                "llm_d_epp_prefix_indexer_size",
+                "Blocks of prompts that endpoints were given, as far as is remembered.",
+                labels=["plugin_name", "plugin_type"],
+            )
+            size.add_metric([_APPROX, _APPROX], placed)
+            yield size

@@ -121,3 +121,25 @@ def test_a_pod_that_leaves_takes_its_placements_along() -> None:
     pool.picker.upsert_endpoint(first.destination)
     again = pool.picker.schedule(request(6_400), 1.0, "2")
     assert {s.score for s in again.scored} == {0.0}
+
+
+def test_an_engine_that_says_how_much_it_holds_is_believed_that_much() -> None:
+    """`autoTune`: A's cache has 320 tokens, B does not say and gets what is configured."""
+    tuned = ApproxPrefixes(replace(SETTINGS, capacity_blocks=20, auto_tune=True))
+    sent(tuned, request(640), A, B)
+    tuned.note_cache(A, 320)
+    tuned.note_cache(B, None)
+    tuned.check_integrity()
+    assert blocks(tuned, request(640)) == {A: 5, B: 10}
+    sent(tuned, request(640), A)
+    assert blocks(tuned, request(640)) == {A: 5, B: 10}
+    tuned.forget(A)  # another engine may come under the name
+    sent(tuned, request(640), A)
+    assert blocks(tuned, request(640)) == {A: 10, B: 10}
+
+
+def test_without_auto_tune_the_configured_capacity_holds() -> None:
+    plain = ApproxPrefixes(replace(SETTINGS, capacity_blocks=20))
+    sent(plain, request(640), A)
+    plain.note_cache(A, 320)
+    assert blocks(plain, request(640)) == {A: 10, B: 0}

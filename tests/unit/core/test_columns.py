@@ -79,6 +79,20 @@ def test_add_weighted(rows: list[tuple[float, float]], weight: float) -> None:
     assert [math.isnan(score) for score in scores] == [math.isnan(score) for score in given_scores]
 
 
+@given(st.lists(st.integers(0, 5) | st.floats(-3, 3), max_size=30), st.integers(0, 12))
+def test_largest(values: list[float], count: int) -> None:
+    found = compiled.largest(values, count)
+    assert found == pure.largest(values, count)
+    assert [values[i] for i in found] == sorted(values, reverse=True)[:count]
+
+
+@given(st.lists(st.tuples(MATCHES, st.integers(0, 40)), max_size=12), st.integers(0, 45))
+def test_within_reach(rows: list[tuple[PrefixMatch, int]], best: int) -> None:
+    candidates = [Candidate(Endpoint(name(0), "10.0.0.1", 1), match=match) for match, _ in rows]
+    depths = [depth for _, depth in rows]
+    assert compiled.within_reach(candidates, depths, best) == pure.within_reach(candidates, depths, best)
+
+
 def test_scores_that_are_good_are_handed_on_as_they_are() -> None:
     scores = [0.25, 1.0]
     for columns in (pure, compiled):
@@ -107,6 +121,7 @@ def test_rows_of_another_kind_are_an_error(call: object) -> None:
     [
         lambda c: c.add_weighted([0.0], [0.5, 0.5], 1.0),
         lambda c: c.match_rows([name(0)], [], {}, {}),
+        lambda c: c.within_reach([], [1], 1),
         lambda c: c.candidate_rows([1, 2], [1], [1, 2], [1, 2], None),
     ],
 )

@@ -64,6 +64,7 @@ def test_a_recorded_vllm_page() -> None:
         block_size_tokens=32,
         model_name="m",
         asleep=False,
+        cache_tokens=174_752,
     )
     busy = page.replace(b'running{engine="0",model_name="m"} 0.0', b'running{engine="0",model_name="m"} 7.0')
     assert busy != page
@@ -84,7 +85,22 @@ def test_sglang_names() -> None:
         'sglang:token_usage{model_name="m"} 0.75\n'
         'sglang:cache_config_info{page_size="64",num_pages="9"} 1.0\n'
     )
-    assert read(page) == EndpointMetrics(12.5, 4.0, 5.0, 0.75, 64, model_name="m")
+    assert read(page) == EndpointMetrics(12.5, 4.0, 5.0, 0.75, 64, model_name="m", cache_tokens=576)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ('block_size="16",num_gpu_blocks="1000"', 16_000),
+        ('block_size="16",num_gpu_blocks="None"', None),
+        ('block_size="16",num_gpu_blocks="0"', None),
+        ('block_size="16",num_gpu_blocks="9999999999"', None),
+        ('block_size="x",num_gpu_blocks="10"', None),
+        ('block_size="16"', None),
+    ],
+)
+def test_what_a_cache_can_hold(config: str, tokens: int | None) -> None:
+    assert read(f"vllm:cache_config_info{{{config}}} 1.0\n").cache_tokens == tokens
 
 
 @pytest.mark.parametrize(
