@@ -31,6 +31,7 @@ VERSION: Final = wire.P2P_PROTOCOL_VERSION
 MAGIC: Final = "kvpull"
 HEADER_BYTES: Final = 4
 MAX_BLOCKS: Final = 65_536  # of one look-up or move
+MAX_TOKENS: Final = 1 << 20  # of one order to pull
 HANDSHAKE_BYTES: Final = 4096  # largest frame before `Accepted`
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
@@ -41,10 +42,12 @@ Detail = Annotated[str, msgspec.Meta(max_length=256)]
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1 << 16)]
 
+Tokens = Annotated[list[Count], msgspec.Meta(max_length=MAX_TOKENS)]
 Hashes = Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_BLOCKS)]
 Slots = Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
 Words = Annotated[list[Word], msgspec.Meta(max_length=MAX_BLOCKS)]
 
+Role = Literal["peer", "picker"]
 RefusalReason = Literal["auth", "identity", "protocol", "limit"]
 DeclineReason = Literal["miss", "limit", "stale", "mover_down", "timeout", "failed", "unsupported"]
 EndReason = Literal["done", "cancelled", "failed", "mover_down"]
@@ -59,11 +62,13 @@ class Message(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First frame of either side."""
+    """First frame of either side. A `picker` has no blocks, so nothing of its identity but the instance is
+    compared; it may order pulls and nothing else, and it has to prove that it holds the pool's key."""
 
     magic: Literal["kvpull"]
     protocol: int
     identity: PeerIdentity
+    role: Role = "peer"
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -160,7 +165,9 @@ class Release(Message, frozen=True, tag="release"):
 
 
 class Prefetch(Message, frozen=True, tag="prefetch"):
-    """Pull `hashes` from the source into your own tier now; no request waits for it."""
+    """Pull blocks from the source into your own tier now; no request waits for it. The blocks are `hashes`,
+    or, where those are empty, the whole blocks of `tokens`, which the engine names as it names a
+    prompt's."""
 
     id: Id
     kv_request_id: Annotated[str, msgspec.Meta(max_length=256)]
@@ -168,6 +175,9 @@ class Prefetch(Message, frozen=True, tag="prefetch"):
     source_port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
     hashes: Hashes
     deadline_ms: Count
+    tokens: Tokens = []
+    cache_salt: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    lora_name: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
 class Prefetched(Message, frozen=True, tag="prefetched"):

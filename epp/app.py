@@ -22,7 +22,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from epp import key_files
-from epp.assembly import build_admission_of, build_picker, build_tokeniser
+from epp.assembly import build_admission_of, build_orders, build_picker, build_tokeniser
 from epp.config import EppConfig, load_config
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
@@ -53,6 +53,7 @@ from epp.telemetry.ledger import DecisionLedger
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import PickerMetrics, PoolCollector, StreamCollector
 from epp.telemetry.pool_gauges import PoolGauges
+from epp.telemetry.prefetch_metrics import PrefetchCollector
 from epp.telemetry.pull_metrics import PullMetrics
 from epp.telemetry.replicas import ReplicaCollector
 from epp.telemetry.request_metrics import DegradedCollector
@@ -142,6 +143,7 @@ class _App:
         )
         self._tokeniser = build_tokeniser(arguments, config, self._picker)
         self._admission = build_admission_of(config, self._picker, arguments.pool_name or "", self._registry)
+        self._orders = build_orders(arguments, config, self._picker)
         self._membership.on_room = self._admission.wake
         self._exporter = span_exporter(arguments)
         self._director = Director(
@@ -193,6 +195,7 @@ class _App:
         self._registry.register(SnapshotCollector(replicas.facts))
         self._registry.register(ReplicaCollector(lambda: self._ha.facts))
         self._registry.register(ConfigCollector(self._config_facts))
+        self._registry.register(PrefetchCollector(self._orders))
         self._registry.register(KvEventsCollector(self._picker, self._membership.events))
 
     def _threshold_state(self) -> ThresholdState:
@@ -250,6 +253,8 @@ class _App:
         running = [*self._membership.running(), *(part.run() for part in own)]
         if isinstance(self._admission, FlowController):
             running.append(self._admission.run())
+        if self._orders is not None:
+            running.append(self._orders.run())
         if self._replicas.server is not None:
             running.append(self._replicas.server.run())
         if self._exporter is not None:

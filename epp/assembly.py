@@ -18,6 +18,7 @@ from epp.core.index_choice import IndexChoice
 from epp.core.index_limits import IndexLimits
 from epp.flow.admission import Admission
 from epp.flow.choice import build_admission
+from epp.orders.sender import PrefetchSender
 from epp.request.back_end import TokeniserPlan
 from epp.request.render import RenderTokeniser
 from epp.request.tokenise import LocalTokeniser
@@ -63,6 +64,22 @@ def build_tokeniser(
     if tokeniser is None:
         log.warning("no tokenizer configured: every request is routed by load, and nothing is pulled")
     return tokeniser
+
+
+def build_orders(
+    arguments: argparse.Namespace, config: EppConfig, picker: EndpointPicker
+) -> PrefetchSender | None:
+    """None: engines are given no orders.
+
+    Raises:
+        ConfigError: orders are configured and cannot be given.
+    """
+    key = key_files.peer_key(arguments.peer_key_file)
+    if key is None:
+        if config.settings.next_turns is not None:
+            raise ConfigError("kvpull-next-turn-prefetcher orders engines to pull: give --peer-key-file")
+        return None
+    return PrefetchSender(lambda: picker.next_turns, key)
 
 
 def build_admission_of(

@@ -136,6 +136,9 @@ def _add_epp(epp: argparse.ArgumentParser) -> None:
         "--debug-token-file", type=Path, help="bearer token of /debug/kvpull; absent: no debug routes"
     )
     epp.add_argument("--routing-key-file", type=Path, help="key that signs routing headers for the sidecars")
+    epp.add_argument(
+        "--peer-key-file", type=Path, help="the engines' pool key; only for kvpull-next-turn-prefetcher"
+    )
     epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: a sibling's, else random")
     epp.add_argument(
         "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"

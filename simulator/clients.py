@@ -144,7 +144,12 @@ class Conversations:
         rng = random.Random(f"conversations {seed}")  # the same texts in every run
         stage = Stage(name, fleet.timeline.now_s, window_s=self.window_s)
         texts = [_Text(script.opening, self._answers(rng, script)) for script in scripts]
-        waiting = iter([_Conversation(self, fleet, stage, s, t) for s, t in zip(scripts, texts, strict=True)])
+        waiting = iter(
+            [
+                _Conversation(self, fleet, stage, s, t, f"{name} {n}")
+                for n, (s, t) in enumerate(zip(scripts, texts, strict=True))
+            ]
+        )
 
         def begin_next() -> None:
             following = next(waiting, None)
@@ -177,7 +182,16 @@ class _Text:
 
 
 class _Conversation:
-    def __init__(self, rules: Conversations, fleet: Fleet, stage: Stage, script: Script, text: _Text) -> None:
+    def __init__(
+        self,
+        rules: Conversations,
+        fleet: Fleet,
+        stage: Stage,
+        script: Script,
+        text: _Text,
+        session: str,
+    ) -> None:
+        self._session = session
         self._rules, self._fleet, self._stage, self._script = rules, fleet, stage, script
         self._text = text
         self._position = len(script.opening)  # in the text
@@ -196,6 +210,7 @@ class _Conversation:
                 end - turn.output_tokens,
                 turn.output_tokens,
                 tag=f"turn {self._number}",
+                session=self._session,
                 timeout_s=self._rules.timeout_s,
                 then=self._ended,
             )

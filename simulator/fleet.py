@@ -29,6 +29,7 @@ from epp.engine_model.network import FairNetwork
 from epp.engine_model.profile import ModelProfile
 from simulator.engine import EngineShape, SimulatedEngine
 from simulator.life import RequestLife, ignore, ignore_end
+from simulator.orders import Orders
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
@@ -82,6 +83,7 @@ class Fleet:
         self.picker = self._new_picker()
         self.picker_back_s = 0.0  # requests wait until then
         self.engines: dict[EndpointId, SimulatedEngine] = {}
+        self.orders = Orders(self)
         self.decisions: list[str] = []  # one line each, for golden tests
         self.records: list[Record] = []
         self._streams: dict[EndpointId, _Stream] = {}
@@ -241,13 +243,14 @@ class Fleet:
         output_tokens: int,
         *,
         tag: str = "",
+        session: str = "",
         timeout_s: float | None = None,
         then: Callable[[Record], None] | None = None,
     ) -> Record:
         """A client sends a request now; `then` hears of its end, whatever that is."""
         now_s = self.timeline.now_s
         request_id = f"{self.seed}-{len(self.records)}"
-        record = Record(request_id, tag, now_s, prompt_tokens, output_tokens)
+        record = Record(request_id, tag, now_s, prompt_tokens, output_tokens, session)
         self.records.append(record)
         life = RequestLife(self, record, content, timeout_s, then)
         self._open += 1

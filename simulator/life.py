@@ -11,6 +11,7 @@ from epp.core.errors import NoEndpoints
 from epp.core.types import Outcome, PullReport, SchedulingDecision, SchedulingRequest
 from epp.engine_model.profile import ModelProfile
 from simulator.engine import SimulatedEngine
+from simulator.orders import Orders
 from simulator.prompts import Content
 from simulator.requests import EngineRequest, Record
 from simulator.timeline import Timeline
@@ -25,9 +26,13 @@ class Surroundings(Protocol):
     picker_back_s: float  # requests wait until then
     engines: dict[EndpointId, SimulatedEngine]
     decisions: list[str]
+    orders: Orders
 
     def closed(self) -> None:
         """A request has ended."""
+
+
+SESSION_HEADER = "x-session-id"
 
 
 class RequestLife:
@@ -54,7 +59,8 @@ class RequestLife:
             fleet.timeline.at(fleet.picker_back_s, self.route)
             return
         tokens = self.content.tokens[: record.prompt_tokens]
-        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens)
+        headers = {SESSION_HEADER: record.session} if record.session else {}
+        request = SchedulingRequest(record.request_id, fleet.profile.name, tokens, headers=headers)
         try:
             decision = fleet.picker.schedule(request, fleet.timeline.now_s, record.request_id)
         except NoEndpoints:
@@ -147,6 +153,7 @@ class RequestLife:
             self.leg[0].abandon(self.leg[1])
         if self.decision is not None:
             fleet.picker.release(record.request_id, _outcome(record))
+            fleet.orders.carry_out()
         if self.then is not None:
             self.then(record)
 

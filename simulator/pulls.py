@@ -166,7 +166,10 @@ class Pulls:
         if request.on_pull_end is not None:
             asked = (request.prompt_tokens - 1) // destination.shape.block_tokens - pull.first
             request.on_pull_end(request, reason, asked * destination.shape.block_tokens, tokens)
-        destination.part_has_come(request, kept)
+        if request.ordered:
+            destination.events.flush()
+        else:
+            destination.part_has_come(request, kept)
 
     def _keep(self, pull: _Pull) -> int:
         """Name what has come, in the CPU tier of the destination; how many blocks."""

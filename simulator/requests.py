@@ -19,6 +19,7 @@ class Record:
     sent_s: float
     prompt_tokens: int
     output_tokens: int
+    session: str = ""  # what its client calls the conversation; "": it does not say
     endpoint: str = ""  # destination
     computing: str = ""
     source: str = ""
@@ -57,6 +58,7 @@ class EngineRequest:
     on_pull_end: Callable[[EngineRequest, str, int, int], None] | None = None
     source: str | None = None  # name of the engine to pull from
     handed_over: bool = False  # the source is the prefill leg: no pull of the picker's
+    ordered: bool = False  # a pull ahead of any request: nobody waits for it
     computed: int = 0  # tokens on the device
     generated: int = 0
     named_blocks: int = 0  # on the device

@@ -58,9 +58,13 @@ def known_names() -> dict[str, Known]:
     return {
         "Flags of the picker": Known(_flags(flag_schemas.epp_parser())),
         "Flags of the sidecar": Known(_flags(flag_schemas.sidecar_parser()), refused),
-        "Plugins": Known(frozenset(PLUGIN_TYPES), NOT_SUPPORTED, listed=True),
+        "Plugins": Known(_REFERENCE_TYPES, NOT_SUPPORTED, listed=True),
         "Values of the charts": Known(frozenset(_value_names())),
     }
+
+
+# ours that the reference does not have, and that nobody brings along
+_REFERENCE_TYPES = frozenset(name for name, row in PLUGIN_TYPES.items() if not row.experimental)
 
 
 def _flags(parser: argparse.ArgumentParser) -> frozenset[str]:

@@ -83,6 +83,7 @@ def picker_part(spec: FleetSpec, config: Path, files: RunFiles) -> PartSpec:
         *("--metrics-port", str(ports.metrics_port)),
         *("--debug-token-file", str(files.debug_token_file)),
         *("--routing-key-file", str(files.routing_key_file)),
+        *("--peer-key-file", str(files.peer_key_file)),
         *("--refresh-metrics-interval", "100ms"),
         *("--drain-timeout", "1s"),
     )

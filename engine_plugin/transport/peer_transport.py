@@ -99,7 +99,9 @@ class PeerTransport:
             leases=LeaseBook(store, limits, self.stats),
             leasing=leasing_turns(limits, tier.total_bytes),
             moves=moving_turns(limits),
-            prefetching=PrefetchDesk(prefetcher, limits, asyncio.get_running_loop().time()),
+            prefetching=PrefetchDesk(
+                prefetcher, limits, asyncio.get_running_loop().time(), identity.block_size_tokens
+            ),
             limits=limits,
             stats=self.stats,
             faults=faults,

@@ -6,7 +6,7 @@ Plain values and protocols only; what the engine sees of a pull. Nothing here do
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -79,12 +79,16 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchOrder:
-    """What a peer wants pulled: `hashes` from `source`, within `deadline_s`."""
+    """What is to be pulled from `source` within `deadline_s`: `hashes`, or, of a picker, which does not know
+    how engines name blocks, the whole blocks of `tokens` under this salt and adapter."""
 
     source: Address
     kv_request_id: str
     hashes: tuple[bytes, ...]
     deadline_s: float
+    tokens: Sequence[int] = field(default=(), repr=False)
+    cache_salt: str = field(default="", repr=False)
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from epp.core.pull_curves import PullCurve, RecomputeCurve, crossover_tokens
 
 Samples = Mapping[int, Sequence[float]]  # ms by prefix length in tokens
 RECOMPUTE, PULL = "recompute", "pull"
+MIN_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Limits:
     """From where on a measurement is refused."""
 
     min_lengths: int = 4
-    min_samples: int = 3  # of one length
+    min_samples: int = MIN_SAMPLES  # of one length
     max_uncertainty: float = 0.15  # of a median: twice its standard error, relative
     max_misfit: float = 0.30  # between a curve and a median, relative
     max_interval: float = 0.60  # width of the crossover's interval, relative to the crossover

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from epp.calibrate.fit import PULL, RECOMPUTE
+from epp.calibrate.fit import MIN_SAMPLES, PULL, RECOMPUTE, uncertainty
 from epp.calibrate.probe import Counters, Engine, ProbeError, SourceName, Timed
 
 CONTROL = "control"
@@ -28,6 +28,8 @@ class Settings:
     settle_s: float = 0.0  # between seeding and pulling: stock engines offload a moment later
     accept_unverified: bool = False  # engines without our counters
     seed: int | None = None
+    max_repetitions: int = 0  # of lengths whose medians are not known well enough; 0: no more than the plan
+    max_noise: float = 0.15  # what is well enough (`fit.uncertainty`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,24 @@ class Pair:
         for number, leg in enumerate(legs, 1):
             self._progress(f"{number} of {len(legs)}: {leg.kind} {leg.tokens} tokens")
             self._leg(leg, measured)
+        self._repeat_noisy(measured)
         return measured
+
+    def _repeat_noisy(self, measured: Measured) -> None:
+        """Disturbances pass: lengths that are not known well enough get further rounds, both legs, so that a
+        drift still hits both."""
+        settings = self._settings
+        for repetition in range(settings.repetitions, settings.max_repetitions):
+            noisy = [tokens for tokens in settings.lengths if _is_noisy(measured, tokens, settings.max_noise)]
+            if not noisy:
+                return
+            names = ", ".join(map(str, noisy))
+            self._progress(f"repetition {repetition + 1}: noisy so far: {names} tokens")
+            self._rng.shuffle(noisy)
+            for place, tokens in enumerate(noisy):
+                pair = [Leg(RECOMPUTE, tokens), Leg(PULL, tokens)]
+                for leg in pair if (place + repetition) % 2 else pair[::-1]:
+                    self._leg(leg, measured)
 
     def _leg(self, leg: Leg, measured: Measured) -> None:
         low, high = self._settings.token_ids
@@ -168,6 +187,11 @@ class Pair:
                 )
             measured.bytes_per_token = per_token
         kept.append(timed.ms)
+
+
+def _is_noisy(measured: Measured, tokens: int, max_noise: float) -> bool:
+    legs = [samples.get(tokens, []) for samples in measured.samples.values()]
+    return any(len(values) < MIN_SAMPLES or uncertainty(values) > max_noise for values in legs)
 
 
 def check_lengths(lengths: Sequence[int], block_size_tokens: int) -> None:

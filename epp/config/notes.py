@@ -21,6 +21,7 @@ def notes_of(
 ) -> tuple[str, ...]:
     return (
         *_of_pulls(wiring),
+        *_of_experiments(wiring),
         *wiring.notes,
         *_of_parameters(wiring),
         *_of_profiles(document, wiring, handler),
@@ -37,6 +38,12 @@ def _of_pulls(wiring: Wiring) -> Iterator[str]:
             "p2p-source-producer sets no minCachedTokenDelta: no source is named until a PullThresholds "
             "document sets one (calibrate first)"
         )
+
+
+def _of_experiments(wiring: Wiring) -> Iterator[str]:
+    for plugin in wiring.plugins.values():
+        if plugin.row.experimental:
+            yield f"{plugin.name} is experimental: it may change or go in any version (docs/experiments.md)"
 
 
 def _of_parameters(wiring: Wiring) -> Iterator[str]:

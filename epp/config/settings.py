@@ -9,10 +9,13 @@ from epp.config.wiring import P2P_PRODUCER, PRECISE_PRODUCER, Wiring
 from epp.core.approx_prefix import ApproxSettings
 from epp.core.disagg import DisaggProfileHandler, ProfileHandler
 from epp.core.endpoint_picker import PickerSettings
+from epp.core.errors import ConfigError
 from epp.core.load_ledger import LoadEstimate
-from epp.core.plugin import Follower, HeaderReader
+from epp.core.next_turn import NextTurns
+from epp.core.plugin import Follower, HeaderReader, LooksAhead, SourceChooser
 from epp.core.source_selector import SourceProducer
 from epp.plugins import producers
+from epp.plugins.next_turn import NextTurnPrefetcher
 from epp.plugins.plugin_type import PLACED, PRECISE, Data
 
 APPROX_PRODUCER = "approx-prefix-cache-producer"
@@ -26,7 +29,7 @@ def build_settings(
     tokens: producers.TokenProducerParameters | None,
 ) -> PickerSettings:
     source = only(wiring.plugins, P2P_PRODUCER, producers.P2PSourceProducerParameters)
-    objects = _objects(handler)
+    objects = [*_objects(handler), *_prefetchers(instances)]
     readers = [o.header_names for o in objects if isinstance(o, HeaderReader)]
     return PickerSettings(
         handler=handler,
@@ -36,6 +39,9 @@ def build_settings(
         estimate=_estimate(wiring),
         followers=tuple(o for o in objects if isinstance(o, Follower)),
         header_names=frozenset().union(*readers),
+        looks_ahead=any(o.looks_ahead for o in objects if isinstance(o, LooksAhead)),
+        next_turns=_next_turns(instances),
+        source_choosers=tuple(o for o in objects if isinstance(o, SourceChooser)),
     )
 
 
@@ -50,6 +56,18 @@ def _objects(handler: ProfileHandler) -> list[object]:
     if isinstance(handler, DisaggProfileHandler) and handler.decider is not None:
         found.append(handler.decider)
     return found
+
+
+def _prefetchers(instances: Mapping[str, Instance]) -> list[NextTurnPrefetcher]:
+    return [i.object for i in instances.values() if isinstance(i.object, NextTurnPrefetcher)]
+
+
+def _next_turns(instances: Mapping[str, Instance]) -> NextTurns | None:
+    """Raises ConfigError: there are two."""
+    found = _prefetchers(instances)
+    if len(found) > 1:
+        raise ConfigError(f"plugins: {found[0].name} is one of {len(found)} prefetchers; one is allowed")
+    return found[0].turns if found else None
 
 
 def _base_models(tokens: producers.TokenProducerParameters | None) -> tuple[str, ...]:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 
 from engine_plugin.identity import EndpointId
-from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes, ApproxSettings
+from epp.core.approx_prefix import ApproxLookUp, ApproxPrefixes
 from epp.core.cache_view import CacheView
 from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
-from epp.core.disagg import Placement, ProfileHandler, split_by_role
+from epp.core.disagg import Placement, split_by_role
 from epp.core.errors import NoEndpoints
-from epp.core.load_ledger import BY_ENGINE_REPORTS, LoadEstimate, LoadLedger
+from epp.core.load_ledger import LoadLedger
 from epp.core.model_names import ModelNames
+from epp.core.next_turn import Ahead, NextTurns
+from epp.core.outlook import Outlook
 from epp.core.picker_results import EndpointSnapshot as EndpointSnapshot
 from epp.core.picker_results import make_decision, snapshots
-from epp.core.plugin import Follower, SaturationDetector
+from epp.core.picker_settings import PickerSettings as PickerSettings
+from epp.core.plugin import SaturationDetector
 from epp.core.scraped_metrics import ScrapedMetrics
-from epp.core.source_selector import SourceProducer, SourceSelector
+from epp.core.source_selector import SourceSelector
 from epp.core.types import (
     NO_MATCH,
     PULL_MISSED,
@@ -38,32 +40,12 @@ from epp.core.types import (
     ScheduleContext,
     SchedulingDecision,
     SchedulingRequest,
+    SourceChoice,
 )
 from epp.core.view_state import LookUp
 
 _NOTHING_PLACED = ApproxLookUp({})
 _new_row = partial(tuple.__new__, Candidate)  # of a tuple of its fields: in C, for a thousand at a time
-
-
-@dataclass(frozen=True, slots=True)
-class PickerSettings:
-    """Everything a picker is made of, besides state."""
-
-    handler: ProfileHandler
-    source_producer: SourceProducer | None = None
-    metrics_staleness_s: float = 2.0
-    ledger_capacity: int = 4096
-    pull_deadline_s: float = 10.0  # longest that an engine lets a pull take
-    base_models: tuple[str, ...] = ()  # names of the base model besides those that engines report
-    approx: ApproxSettings | None = None  # None: nothing is concluded from placements
-    estimate: LoadEstimate = BY_ENGINE_REPORTS
-    followers: tuple[Follower, ...] = ()  # plugins that remember where requests went
-    header_names: frozenset[str] = frozenset()  # request headers that plugins read
-
-    @property
-    def pull_lease_s(self) -> float:
-        """How long a pull counts as outstanding, and may be reported, without a word of the engine."""
-        return self.pull_deadline_s + 1.0
 
 
 class EndpointPicker:
@@ -101,6 +83,11 @@ class EndpointPicker:
     def reads_placements(self) -> bool:
         """Prompts without exact tokens are worth cutting into pieces."""
         return self._approx is not None
+
+    @property
+    def next_turns(self) -> NextTurns | None:
+        """Orders to pull ahead of a request come from here."""
+        return self._settings.next_turns
 
     @property
     def header_names(self) -> frozenset[str]:
@@ -172,13 +159,12 @@ class EndpointPicker:
         """
         self.expire(now_s)
         look_up, placed, candidates = self._candidates(request, now_s)
-        context = ScheduleContext(request, now_s, random.Random(request.request_id))
-        placement = self._settings.handler.place(context, candidates)
+        context, placement, choice, refused_peers = self._place(request, candidates, now_s)
         computing = placement.computing
-        refused_peers = self._sources.refused_by(computing, now_s)
-        choice = self._sources.choose(request, candidates, computing, refused_peers, now_s)
         headers = self._tell_followers(context, candidates, placement)
-        decision = make_decision(decision_id, request, placement, computing, choice, refused_peers, headers)
+        decision = make_decision(
+            decision_id, request, placement, computing, choice, refused_peers, headers, context.outlook
+        )
         report_by_s = now_s + self._settings.pull_lease_s
         self._book(decision, request, computing, report_by_s)
         endpoints = (decision.computing, decision.destination.id)
@@ -186,7 +172,20 @@ class EndpointPicker:
         if self._approx is not None:
             self._approx.place(placed, endpoints)
         self._ring.add(decision, now_s, report_by_s=report_by_s)
+        if self._settings.next_turns is not None:
+            self._settings.next_turns.placed(decision_id, request)
         return decision
+
+    def look_ahead(self, request: SchedulingRequest, now_s: float) -> Ahead | None:
+        """Where the request would be computed if it came now, and from whom it would pull. Nothing is booked,
+        and nobody hears of it. None: nothing could serve it."""
+        try:
+            _, _, candidates = self._candidates(request, now_s)
+            _, placement, choice, _ = self._place(request, candidates, now_s)
+        except NoEndpoints:
+            return None
+        computing = placement.computing
+        return Ahead(computing, choice, candidates, self._sources.costs.token_bytes(computing.endpoint.id))
 
     def pull_finished(self, report: PullReport, reporter: EndpointId) -> bool:
         """`reporter` says how a pull of its own ended. False: not its pull, or it was settled before."""
@@ -219,19 +218,13 @@ class EndpointPicker:
         if released:
             self._ring.close(decision_id, outcome or Outcome())
             self._learn(decision_id)
+            self._end_turn(decision_id, outcome or Outcome())
         return released
 
     def apply(self, settings: PickerSettings) -> None:
         """Place by another configuration from now on. Requests in flight, cache views, metrics and what is
         known of placements stay. Times, capacities and names of the base model are not changed."""
-        self._settings = replace(
-            self._settings,
-            handler=settings.handler,
-            source_producer=settings.source_producer,
-            estimate=settings.estimate,
-            followers=settings.followers,
-            header_names=settings.header_names,
-        )
+        self._settings = self._settings.changed_to(settings)
         self._sources.set_producer(settings.source_producer)
 
     # --- looking in -----------------------------------------------------------------------------
@@ -261,6 +254,25 @@ class EndpointPicker:
         return snapshots(self.rows(now_s))
 
     # --- inside ---------------------------------------------------------------------------------
+    def _place(
+        self, request: SchedulingRequest, candidates: Sequence[Candidate], now_s: float
+    ) -> tuple[ScheduleContext, Placement, SourceChoice, frozenset[str]]:
+        """Destination, then source. Nothing is booked."""
+        outlook = Outlook(request, candidates, self._sources, now_s) if self._settings.looks_ahead else None
+        context = ScheduleContext(request, now_s, random.Random(request.request_id), outlook=outlook)
+        placement = self._settings.handler.place(context, candidates)
+        computing = placement.computing
+        refused_peers = self._sources.refused_by(computing, now_s)
+        only = self._intended_source(context, computing)
+        choice = self._sources.choose(request, candidates, computing, refused_peers, now_s, only)
+        return context, placement, choice, refused_peers
+
+    def _end_turn(self, decision_id: str, outcome: Outcome) -> None:
+        turns, record = self._settings.next_turns, self._ring.get(decision_id)
+        if turns is not None and record is not None:
+            look_ahead = partial(self.look_ahead, now_s=self._now_s)
+            turns.ended(decision_id, record.decision.computing, outcome, self._now_s, look_ahead)
+
     def _learn(self, decision_id: str) -> None:
         record = self._ring.get(decision_id)
         if record is not None and record.outcome is not None and record.pull_state is not PullState.PENDING:
@@ -292,6 +304,11 @@ class EndpointPicker:
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:
             self._approx.forget(endpoint_id)
+
+    def _intended_source(self, context: ScheduleContext, computing: Candidate) -> EndpointId | None:
+        """Of the first plugin that has a wish."""
+        wishes = (p.intended_source(context, computing) for p in self._settings.source_choosers)
+        return next((wish for wish in wishes if wish is not None), None)
 
     def _tell_followers(
         self, context: ScheduleContext, candidates: Sequence[Candidate], placement: Placement

@@ -18,7 +18,7 @@ MAX_AGE_S = 600.0  # then a pair is as unknown as before, and is tried again
 _SPREAD = 2.0  # largest over smallest size from where on two parameters are fitted
 _FIT_SAMPLES = 4
 _REACH = 4.0  # sizes so far beyond those seen are not predicted with certainty
-_MAX_ERROR = 0.2  # standard error of the logarithm of seen over predicted
+MAX_ERROR = 0.2  # standard error of the logarithm of seen over predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,23 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The line in force and whether it may decide."""
+    """The line in force, and how well it is known. `in_reach`: it was learned near the size asked for, or
+    there is a prior. `error`: standard error of the logarithm of what it says; 0 of a prior alone."""
 
     line: Line
-    sure: bool
+    in_reach: bool = True
+    error: float = 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether it may speak for itself, whatever it is compared with."""
+        return self.in_reach and self.error <= MAX_ERROR
 
 
 class LearnedLine:
     """The last `MAX_SAMPLES` observations of one thing."""
 
-    __slots__ = ("_agrees", "_fit", "_fitted_for", "_keeps_slope", "_samples")
+    __slots__ = ("_error", "_fit", "_fitted_for", "_keeps_slope", "_samples")
 
     def __init__(self, *, keeps_slope: bool = False) -> None:
         """`keeps_slope`: where sizes do not spread, the prior's slope is kept and the floor is learned."""
@@ -51,7 +58,7 @@ class LearnedLine:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
         self._fit: Line | None = None
         self._fitted_for: Line | None = None  # the prior that `_fit` was made with
-        self._agrees = False
+        self._error = 0.0
 
     def add(self, size: float, ms: float, now_s: float) -> None:
         """`size` above 0."""
@@ -64,14 +71,14 @@ class LearnedLine:
             self._samples.popleft()
             self._fit = None
         if not self._samples:
-            return None if prior is None else Estimate(prior, sure=True)
+            return None if prior is None else Estimate(prior)
         if self._fit is None or self._fitted_for != prior:
             self._fit, self._fitted_for = (
                 _fitted([s[1:] for s in self._samples], prior, self._keeps_slope),
                 prior,
             )
-            self._agrees = self._agree(self._fit)
-        return Estimate(self._fit, self._agrees and self._in_reach(size, prior))
+            self._error = self._error_of(self._fit)
+        return Estimate(self._fit, self._in_reach(size, prior), self._error)
 
     def _in_reach(self, size: float, prior: Line | None) -> bool:
         if prior is not None:
@@ -79,10 +86,10 @@ class LearnedLine:
         sizes = [s[1] for s in self._samples]
         return len(sizes) >= _FIT_SAMPLES and min(sizes) / _REACH <= size <= max(sizes) * _REACH
 
-    def _agree(self, line: Line) -> bool:
-        """Whether the samples tell where the line is, by their median deviation."""
+    def _error_of(self, line: Line) -> float:
+        """How well the samples tell where the line is, by their median deviation."""
         off = [abs(math.log(max(ms, 1e-3) / max(line.at_ms(size), 1e-3))) for _, size, ms in self._samples]
-        return 1.4826 * statistics.median(off) <= _MAX_ERROR * math.sqrt(len(off))
+        return 1.4826 * statistics.median(off) / math.sqrt(len(off))
 
 
 def _fitted(samples: list[tuple[float, float]], prior: Line | None, keeps_slope: bool) -> Line:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from epp.core.disagg import Placement
+from epp.core.outlook import Outlook
 from epp.core.types import Candidate, SchedulingDecision, SchedulingRequest, SourceChoice
 
 
@@ -25,8 +26,12 @@ def make_decision(
     choice: SourceChoice,
     refused_peers: frozenset[str],
     headers: tuple[tuple[str, str], ...],
+    outlook: Outlook | None = None,
 ) -> SchedulingDecision:
     winner, *rest = placement.primary.picked
+    shown = [*placement.primary.scored, *(placement.prefill.scored if placement.prefill else ())]
+    found = outlook.found if outlook is not None else {}
+    ids = (row.candidate.endpoint.id for row in shown) if found else ()
     return SchedulingDecision(
         decision_id=decision_id,
         request_id=request.request_id,
@@ -43,6 +48,7 @@ def make_decision(
         refused_peers=refused_peers,
         prefill_missing=placement.prefill_missing,
         response_headers=headers,
+        forecasts={endpoint: found[endpoint] for endpoint in ids if endpoint in found},
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from engine_plugin.identity import EndpointId
 from epp.core.types import Candidate, ScheduleContext
 
 
@@ -58,6 +59,23 @@ class Follower(Protocol):
     ) -> Mapping[str, str]:
         """`targets`: profile name -> winner, the primary profile first. Returns headers for the client."""
         ...
+
+
+@runtime_checkable
+class SourceChooser(Protocol):
+    """A plugin that places a request with a certain source in mind. It needs an outlook."""
+
+    def intended_source(self, context: ScheduleContext, computing: Candidate) -> EndpointId | None:
+        """The only one that may then be named for `computing`, if the rule names any; None: no wish."""
+        ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A plugin that reads `ScheduleContext.outlook`; without one in use none is made."""
+
+    @property
+    def looks_ahead(self) -> bool: ...
 
 
 @runtime_checkable

@@ -9,11 +9,12 @@ else ran. It does not decide: `choose_source` does, and asks the threshold while
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from engine_plugin.identity import EndpointId
 from epp.core.decision_record import DecisionRecord
@@ -27,6 +28,7 @@ MAX_ENDPOINTS = 1_024
 MAX_CLASSES = 64
 _MIN_LEARNED_TOKENS = 64  # less than that computed says nothing of the slope
 _COLD_SAMPLES = 8
+_CLEAR = 2.0  # standard errors between two costs from where on the cheaper one is known
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -64,6 +66,13 @@ class _Bounded(Generic[K, V]):
 
 
 Pair = tuple[EndpointId, EndpointId]  # source, destination
+
+
+class ComputeCost(NamedTuple):
+    """What a request takes on an idle engine: the part that each pays, and the part of its tokens."""
+
+    floor_ms: float
+    tokens_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +118,33 @@ class PullCosts:
         estimate, weighted_tokens = computed
         cold_ms = self._cold_ms(pair, source, computing, terms.pull_seed)
         sharing = 1 + source.load.pulls_served
+        pull_ms = pull.line.floor_ms + pull.line.slope * size * sharing + cold_ms
+        recompute_ms = estimate.line.slope * weighted_tokens
+        hidden_ms = _hidden_ms(computing, estimate.line)
+        paid_ms = max(0.0, pull_ms - hidden_ms) + terms.cost_margin_ms
         return PullPrediction(
             gain_tokens=gain_tokens,
-            pull_ms=pull.line.floor_ms + pull.line.slope * size * sharing + cold_ms,
-            recompute_ms=estimate.line.slope * weighted_tokens,
+            pull_ms=pull_ms,
+            recompute_ms=recompute_ms,
             margin_ms=terms.cost_margin_ms,
-            hidden_ms=_hidden_ms(computing, estimate.line),
+            hidden_ms=hidden_ms,
             cold_ms=cold_ms,
-            sure=pull.sure and estimate.sure,
+            sure=_is_sure(pull, estimate, paid_ms, recompute_ms),
         )
+
+    def compute(
+        self, row: Candidate, tokens: int, held_tokens: int, terms: SourcePolicy, now_s: float
+    ) -> ComputeCost | None:
+        """Of computing `tokens` of a prompt after `held_tokens` that are there. None: nothing is known."""
+        found = self._estimate_computing(row.endpoint.id, tokens, held_tokens, terms.recompute_seed, now_s)
+        if found is None:
+            return None
+        estimate, weighted_tokens = found
+        return ComputeCost(estimate.line.floor_ms, estimate.line.slope * weighted_tokens)
+
+    def token_bytes(self, endpoint: EndpointId) -> float | None:
+        """KV bytes of a token, as pulls to it have shown; None: none has."""
+        return self._token_bytes.peek(endpoint)
 
     def _bytes_per_token(self, endpoint: EndpointId, seed: PullCurve | None) -> float:
         """1 until known: then sizes are tokens, and so is the seed's slope."""
@@ -235,6 +262,14 @@ class PullCosts:
             self._sessions.set(pair, _Session(instances))
         self._pairs.use(pair).add(size, ms, now_s)
         self._classes.use(path_class).add(size, ms, now_s)
+
+
+def _is_sure(pull: Estimate, computing: Estimate, pull_ms: float, recompute_ms: float) -> bool:
+    """Both costs are known well, or they lie further apart than they are uncertain."""
+    if pull.sure and computing.sure:
+        return True
+    apart = abs(math.log(max(pull_ms, 1e-3) / max(recompute_ms, 1e-3)))
+    return pull.in_reach and computing.in_reach and apart > _CLEAR * math.hypot(pull.error, computing.error)
 
 
 def _computing_line() -> LearnedLine:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from engine_plugin.identity import EndpointId
 from epp.core.decision_record import DecisionRecord
 from epp.core.kv_source import choose_source
 from epp.core.pull_cost import PullCosts
@@ -84,8 +85,12 @@ class SourceSelector:
         computing: Candidate,
         refused_peers: frozenset[str],
         now_s: float,
+        only: EndpointId | None = None,
     ) -> SourceChoice:
-        """`candidates` in the order of their ids."""
+        """`candidates` in the order of their ids. `only`: no other one may be named."""
+        if only is not None:
+            asked = (only, computing.endpoint.id)
+            candidates = [row for row in candidates if row.endpoint.id in asked]
         policy = self.policy(request.model, computing.endpoint.labels.get(ROLE_LABEL))
         pricing = partial(self.costs.predict, now_s=now_s)
         return choose_source(request, candidates, computing, policy, refused_peers, pricing)

@@ -9,7 +9,7 @@ import enum
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 from engine_plugin.identity import EndpointId
 from epp.core.engine_facts import UNKNOWN_METRICS as UNKNOWN_METRICS
@@ -17,7 +17,11 @@ from epp.core.engine_facts import ClaimState as ClaimState
 from epp.core.engine_facts import EndpointMetrics as EndpointMetrics
 from epp.core.engine_facts import EngineInfo as EngineInfo
 from epp.core.engine_facts import LoraState as LoraState
+from epp.core.forecast import Forecast
 from epp.core.pull_curves import PullPrediction
+
+if TYPE_CHECKING:
+    from epp.core.outlook import Outlook
 
 BlockKey = NewType("BlockKey", int)  # ours: chained 64-bit hash of the prompt's tokens
 # upper bounds of gaps between two pieces of output
@@ -165,6 +169,7 @@ class ScheduleContext:
     now_s: float
     rng: random.Random
     peer: Endpoint | None = None  # the stage before picked it; None: this is the first stage
+    outlook: Outlook | None = None  # what the request would meet where; None: nobody looks ahead
 
 
 class SourceReason(enum.Enum):
@@ -255,6 +260,7 @@ class SchedulingDecision:
     refused_peers: frozenset[str] = frozenset()  # that the computing engine reported, as the rule saw it
     prefill_missing: bool = False  # it was to be split, and there was no prefill endpoint
     response_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # for the client
+    forecasts: Mapping[EndpointId, Forecast] = field(default_factory=dict)  # of `scored`, where asked for
 
     @property
     def kv_source(self) -> Endpoint | None:

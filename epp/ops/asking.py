@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,13 +41,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def ask_all(arguments: argparse.Namespace, path: str) -> Iterator[Answer]:
-    """GET `path` of every `--url`, one after the other.
+    """GET `path` of every picker, one after the other.
 
     Raises:
         ConfigError: an unusable URL or token file.
     """
     token = read_token(arguments.token_file)
-    urls = [base_url(url) for url in arguments.url or [DEFAULT_URL]]
+    urls = picker_urls(arguments.url)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     for url in urls:
         request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
@@ -74,6 +75,31 @@ def _status(code: int) -> str:
     if code == 401:
         return "401: the token is wrong, or the picker runs without --debug-token-file"
     return f"status {code}"
+
+
+def picker_urls(given: Sequence[str] | None) -> list[str]:
+    """Every picker behind the `--url`s given. A name with several addresses is that of several replicas (a
+    headless Service): each is one to ask. Raises ConfigError."""
+    return [address for url in given or [DEFAULT_URL] for address in _each_address(base_url(url))]
+
+
+def _each_address(url: str) -> list[str]:
+    """`url` itself where its name has one address, or none, or a certificate to go by. Of two families one is
+    taken: both lead to the same replicas."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        return [url]
+    try:
+        rows = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # asking will say so
+        return [url]
+    by_family = {family: sorted({str(row[4][0]) for row in rows if row[0] == family}) for family, *_ in rows}
+    addresses = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6) or []
+    if len(addresses) < 2:
+        return [url]
+    port = f":{parts.port}" if parts.port else ""
+    hosts = [f"[{address}]" if ":" in address else address for address in addresses]
+    return [f"http://{host}{port}{parts.path}" for host in hosts]
 
 
 def base_url(url: str, option: str = "--url") -> str:

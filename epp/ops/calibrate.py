@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lengths", type=_lengths, default=DEFAULT_LENGTHS, metavar="N,N,...", help="whole blocks, in tokens"
     )
     add("--repetitions", type=int, default=7)
+    add("--max-repetitions", type=int, default=21, help="of lengths that are still too noisy")
     add(
         "--token-ids",
         type=_range,
@@ -76,7 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     except fit.Refused as refused:
         for sentence in (*refused.sentences, *(f"not counted: {line}" for line in measured.discarded)):
             print(f"kvpull: refused: {sentence}", file=sys.stderr)
-        print("kvpull: nothing was written", file=sys.stderr)
+        print(
+            "kvpull: nothing was written; stop other traffic on the two engines and run it again, with more"
+            " --max-repetitions or longer --lengths where samples are noisy",
+            file=sys.stderr,
+        )
         return 1
     scope = report.Scope(arguments.for_model, arguments.for_source_class)
     done = report.Report(measured, found, found.threshold_tokens(arguments.margin, block_size), scope)
@@ -110,6 +115,8 @@ def _measure(arguments: argparse.Namespace) -> Any:
         arguments.settle,
         arguments.accept_unverified,
         arguments.seed,
+        arguments.max_repetitions,
+        arguments.max_noise,
     )
     progress = (lambda _: None) if arguments.quiet else _say
     pair = Pair(engines[0], engines[1], SourceName(host.strip("[]"), int(port)), settings, progress)

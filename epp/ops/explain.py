@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -64,6 +64,7 @@ def lines(record: Record) -> Iterator[str]:
     yield f"  computed on {record['computing']}, which held {record['computing_cached_tokens']} tokens of it"
     yield from _source(record)
     yield from _candidates(record)
+    yield from _forecasts(record.get("forecasts", ()))
     yield from _end(record)
 
 
@@ -120,6 +121,16 @@ def _candidates(record: Record) -> Iterator[str]:
             f"    {row['pod']}/{row['rank']}: score {row['score']:g} ({parts}); cached {row['cached_tokens']}"
             f" (device {row['device_tokens']}, CPU {row['servable_tokens']}; {row['state']}), waiting"
             f" {_known(row['waiting'])}, in flight {row['inflight']}, pulls served {row['pulls_served']}"
+        )
+
+
+def _forecasts(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What an experimental policy foresaw, soonest first."""
+    for row in sorted(rows, key=lambda row: float(row["ttft_ms"])):
+        pull = f"pull from {row['source']} {row['pull_ms']:g} + " if row["source"] else ""
+        yield (
+            f"    foreseen on {row['pod']}/{row['rank']}: first token after {row['ttft_ms']:g} ms = others"
+            f" {row['busy_ms']:g} + {pull}computing {row['compute_ms']:g} + every request {row['floor_ms']:g}"
         )
 
 

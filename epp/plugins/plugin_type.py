@@ -122,6 +122,7 @@ class PluginType:
     needs: tuple[Need, ...] = ()
     provides: Data | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
+    experimental: bool = False  # ours, and may change or go; said at start
 
 
 def plain(make: Callable[[str], object]) -> Callable[[str, Any, Inputs], object]:

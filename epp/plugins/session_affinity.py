@@ -169,8 +169,16 @@ def _build(name: str, p: SessionAffinityParameters, inputs: Inputs) -> object:
     if p.strategy == "encoded_endpoint_header":
         header = p.header_name or p.encoded_endpoint_header_config.header
         return SessionAffinity(name, EncodedEndpoint(header), p.profile_name)
+    table = SessionTable(
+        session_sources(p.session_id_config, inputs), p.session_id_config.eviction_ttl_seconds
+    )
+    return SessionAffinity(name, table, p.profile_name)
+
+
+def session_sources(config: SessionIdConfig, inputs: Inputs) -> tuple[HeaderSource, ...]:
+    """Where a session's name is read from, in order. Raises ValueError: an attribute that nobody provides."""
     sources: list[HeaderSource] = []
-    for source in p.session_id_config.sources:
+    for source in config.sources:
         if source.header is not None:
             sources.append(HeaderSource(source.header))
         elif source.attribute not in inputs.attributes:
@@ -181,9 +189,7 @@ def _build(name: str, p: SessionAffinityParameters, inputs: Inputs) -> object:
             )
         else:
             sources.extend(inputs.attributes[source.attribute or ""])
-    return SessionAffinity(
-        name, SessionTable(sources, p.session_id_config.eviction_ttl_seconds), p.profile_name
-    )
+    return tuple(sources)
 
 
 ROWS = (

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine_plugin.identity import EndpointId, fingerprint
 from epp.core.decision_record import DecisionRecord
+from epp.core.forecast import Forecast
 from epp.core.pull_curves import PullPrediction
 from epp.core.thresholds import ROLE_LABEL, SOURCE_CLASS_LABEL
 from epp.core.types import (
@@ -65,6 +66,7 @@ def decision_json(record: DecisionRecord) -> Json:
         "threshold_generation": choice.generation,
         "predicted": _predicted_json(choice),
         "candidates": [_candidate_json(s) for s in decision.scored],
+        "forecasts": [_forecast_json(*item) for item in decision.forecasts.items()],
         "inputs": _inputs_json(record),
         "pull": _pull_json(record),
         "outcome": _outcome_json(record),
@@ -89,6 +91,20 @@ def _candidate_json(scored: ScoredCandidate) -> Json:
         "pulls_served": row.load.pulls_served,
         "score": round(scored.score, 6),
         "parts": {name: round(value, 6) for name, value in scored.parts},
+    }
+
+
+def _forecast_json(endpoint: EndpointId, found: Forecast) -> Json:
+    """What an experimental policy foresaw for one endpoint."""
+    return {
+        "pod": endpoint.pod,
+        "rank": endpoint.rank,
+        "ttft_ms": round(found.total_ms, 3),
+        "busy_ms": round(found.busy_ms, 3),
+        "floor_ms": round(found.floor_ms, 3),
+        "compute_ms": round(found.compute_ms, 3),
+        "pull_ms": round(found.pull_ms, 3),
+        "source": str(found.source) if found.source else None,
     }
 
 

@@ -13,6 +13,7 @@ from deploy.local.engine.counters import EngineCounters
 from deploy.local.engine.events import EventLog, EventPublisher
 from deploy.local.engine.hashing import BlockHasher
 from deploy.local.engine.memory import KvMemory
+from deploy.local.engine.prefetching import BlockPrefetcher
 from deploy.local.engine.prompts import PromptReader
 from deploy.local.engine.pulls import Puller, PullLimits
 from deploy.local.engine.scheduler import Scheduler
@@ -91,6 +92,7 @@ def assemble(config: EngineConfig) -> Assembly:
     faults = Faults() if config.enable_faults else None
     publisher = EventPublisher(topic=f"kv@{config.name}@{config.served_name}", rank=config.rank)
     reports = ReportPublisher()
+    prefetcher = BlockPrefetcher(pool=cache.cpu, events=events, hasher=hasher, on_change=wake.set)
     transport = PeerTransport(
         listen=(config.host, config.p2p_port),
         identity=identity,
@@ -100,7 +102,9 @@ def assemble(config: EngineConfig) -> Assembly:
         insecure=config.insecure,
         limits=Limits(),
         faults=faults,
+        prefetcher=prefetcher,
     )
+    prefetcher.transport = transport
     parts = Parts(
         timing=config.timing,
         time_scale=config.time_scale,

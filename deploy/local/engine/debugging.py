@@ -14,17 +14,27 @@ from aiohttp import web
 from deploy.local.engine.api import read_json
 from deploy.local.engine.errors import ApiError, not_found
 from deploy.local.engine.events import EventPublisher
+from deploy.local.engine.pulls import Pace
 from deploy.local.engine.request import RequestLog
 from engine_plugin.transport import Faults
 
 _COUNTS: Final = ("hold_after_chunks", "corrupt_block", "throttle_bytes_per_s")
+_PACES: Final = "pull_paces"
 _FLAGS: Final = ("hold_replay", "stall_lookup", "proceed")
 
 
 class DebugPages:
     """Handlers; `faults` None leaves the fault page out."""
 
-    def __init__(self, requests: RequestLog, publisher: EventPublisher, faults: Faults | None) -> None:
+    def __init__(
+        self,
+        requests: RequestLog,
+        publisher: EventPublisher,
+        faults: Faults | None,
+        paces: dict[str, Pace] | None = None,
+    ) -> None:
+        """`paces`: of pulls by source; what is set here is in force for the next pull."""
+        self._paces = {} if paces is None else paces
         self._requests = requests
         self._publisher = publisher
         self._faults = faults
@@ -60,6 +70,9 @@ class DebugPages:
             _switch(self._publisher.replay_released, not value)
         elif name == "proceed":
             _switch(faults.proceed, value)
+        elif name == "pull_paces":
+            self._paces.clear()
+            self._paces.update({source: Pace(*map(float, pace)) for source, pace in value.items()})
         else:
             setattr(faults, name, value)
             if name == "hold_after_chunks" and value is not None:
@@ -75,6 +88,7 @@ class DebugPages:
             "corrupt_block": faults.corrupt_block,
             "throttle_bytes_per_s": faults.throttle_bytes_per_s,
             "proceed": faults.proceed.is_set(),
+            "pull_paces": {source: [p.floor_ms, p.bytes_per_s] for source, p in self._paces.items()},
             "holding": faults.holding.is_set(),
         }
 
@@ -87,8 +101,19 @@ def _check(name: str, value: Any) -> None:
         legal = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
         if not legal:
             raise ApiError(f"{name} must be a count or null", param=name)
+    elif name == _PACES:
+        if not isinstance(value, dict) or not all(map(_is_pace, value.values())):
+            raise ApiError(
+                f"{name} must be an object: host:port -> [floor in ms, bytes/s above 0]", param=name
+            )
     else:
-        raise ApiError(f"unknown fault; known: {', '.join(sorted((*_FLAGS, *_COUNTS)))}")
+        raise ApiError(f"unknown fault; known: {', '.join(sorted((*_FLAGS, *_COUNTS, _PACES)))}")
+
+
+def _is_pace(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(type(part) in (int, float) for part in value) and value[0] >= 0 and value[1] > 0
 
 
 def _switch(event: asyncio.Event, on: bool) -> None:

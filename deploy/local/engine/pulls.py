@@ -49,6 +49,18 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What a pull from one source takes at least, as a step takes the model's time whatever the machine
+    needs for its bytes."""
+
+    floor_ms: float
+    bytes_per_s: float
+
+    def took_s(self, size_bytes: int) -> float:
+        return self.floor_ms * 1e-3 + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
 class PullLimits:
     """How long a pull may take: `base_s` (wiring up a new pair included) plus the time that
     computing the blocks would take, at most `max_s`. A P/D decode leg waits for its prefill leg for the time
@@ -84,6 +96,7 @@ class Puller:
         self._block_size = block_size
         self._on_change = on_change  # events to publish, slots come free
         self._on_finished = on_finished
+        self.paces: dict[str, Pace] = {}  # by `host:port` of the source; others take what they take
         self.ignored: Counter[str] = Counter()  # sources that were not even asked, by reason
 
     def refusal(self, request: Request, missing_blocks: int) -> str | None:
@@ -123,6 +136,10 @@ class Puller:
             log.exception("pull %s failed unexpectedly", source.kv_request_id)
             report.pull_reason = "internal"
             slots = ()
+        pace = self.paces.get(format_address(source.address))
+        if pace is not None and report.pulled_bytes:
+            left_s = started_s + pace.took_s(report.pulled_bytes) - loop.time()
+            await asyncio.sleep(max(0.0, left_s))
         report.pull_ms = (loop.time() - started_s) * 1e3
         self._tell(request, source)
         if request.gone.is_set() and slots:

@@ -98,7 +98,9 @@ def _runner(assembly: Assembly, engine: Engine, api: OpenAiApi, metrics: EngineM
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[error_shapes])
     app.add_routes(api.routes())
-    app.add_routes(DebugPages(engine.requests, assembly.publisher, assembly.faults).routes())
+    app.add_routes(
+        DebugPages(engine.requests, assembly.publisher, assembly.faults, assembly.parts.puller.paces).routes()
+    )
     app.add_routes([web.get("/metrics", page)])
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from engine_plugin import protocol
 from engine_plugin.identity import COMPARED_FIELDS, PeerIdentity
-from engine_plugin.protocol import FrameError, Hello, RefusalReason
+from engine_plugin.protocol import FrameError, Hello, RefusalReason, Role
 
 _INSTANCE: Final = re.compile(r"[0-9a-f]{8,64}")
 _MAX_TEXT: Final = 256
@@ -32,9 +32,9 @@ class Refusal(Exception):
         return self.detail if self.reason == "identity" and self.detail in _KNOWN_DETAILS else self.reason
 
 
-def hello(identity: PeerIdentity) -> Hello:
+def hello(identity: PeerIdentity, role: Role = "peer") -> Hello:
     """Our first frame."""
-    return Hello(magic=protocol.MAGIC, protocol=protocol.VERSION, identity=identity)
+    return Hello(magic=protocol.MAGIC, protocol=protocol.VERSION, identity=identity, role=role)
 
 
 def check_form(identity: PeerIdentity) -> None:

@@ -176,7 +176,10 @@ class Listener:
         handshake.check_form(theirs.identity)
         channel.send(handshake.hello(producer.identity))
         handshake.check_hello(theirs)
-        handshake.check_identity(producer.identity, theirs.identity)
+        if theirs.role == "peer":
+            handshake.check_identity(producer.identity, theirs.identity)
+        elif self._tls is None:
+            raise Refusal("auth", "orders are taken over TLS only")
         budget = self._budgets.get(channel.remote_host)
         if budget is not None and budget.connections >= producer.limits.connections_per_peer:
             raise Refusal("limit", "connections_per_peer")
@@ -193,6 +196,8 @@ class Listener:
             while True:
                 async with asyncio.timeout(limits.silence_s * 2):
                     message = await channel.from_client(limits.message_bytes)
+                if hello.role == "picker" and not isinstance(message, _OF_PICKERS):
+                    raise FrameError(f"{type(message).__name__} of a picker")
                 _dispatch(serving, channel, message)
         finally:
             stats.sessions_in -= 1
@@ -213,6 +218,9 @@ class Listener:
         now_s = asyncio.get_running_loop().time()
         for host in [host for host, budget in self._budgets.items() if budget.idle(now_s)]:
             del self._budgets[host]
+
+
+_OF_PICKERS = (Prefetch, Cancel, Ping)
 
 
 def _dispatch(serving: Serving, channel: Channel, message: ClientMessage) -> None:

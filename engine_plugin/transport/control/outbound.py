@@ -31,6 +31,7 @@ from engine_plugin.protocol import (
     Progress,
     Refused,
     Release,
+    Role,
     ServerMessage,
 )
 from engine_plugin.transport.control import handshake
@@ -76,6 +77,7 @@ class Caller:
     limits: Limits
     stats: TransportStats
     local_host: str = ""
+    role: Role = "peer"
 
 
 class OutboundSession:
@@ -153,9 +155,18 @@ class OutboundSession:
     async def prefetch(self, order: PrefetchOrder) -> Prefetched | Declined:
         """Have the peer pull; as `lookup`, but what has been ordered cannot be taken back."""
         host, port = order.source
-        deadline_ms = max(0, int(order.deadline_s * 1000))
         ended = await self._ask(
-            Prefetch(self._new_id(), order.kv_request_id, host, port, list(order.hashes), deadline_ms)
+            Prefetch(
+                self._new_id(),
+                order.kv_request_id,
+                host,
+                port,
+                list(order.hashes),
+                max(0, int(order.deadline_s * 1000)),
+                list(order.tokens),
+                order.cache_salt,
+                order.lora_name,
+            )
         )
         if isinstance(ended, Found):
             self.release(ended.lease_id)
@@ -315,11 +326,12 @@ async def _shake_hands(channel: Channel, caller: Caller, name: str) -> str:
     """The client's half of the handshake; returns the peer's instance. Raises PullError."""
     peer = name
     try:
-        channel.send(handshake.hello(caller.identity))
+        channel.send(handshake.hello(caller.identity, caller.role))
         theirs = await _receive(channel, Hello)
         handshake.check_hello(theirs)
         peer = theirs.identity.instance
-        handshake.check_identity(caller.identity, theirs.identity)
+        if caller.role == "peer":
+            handshake.check_identity(caller.identity, theirs.identity)
         await _receive(channel, Accepted)
     except Refusal as refusal:
         caller.stats.count_refusal(peer, refusal.label)

@@ -23,8 +23,11 @@ log = logging.getLogger(__name__)
 class PrefetchDesk:
     """All orders of all peers: no more than `prefetches` at a time, no more blocks than the rate."""
 
-    def __init__(self, prefetcher: Prefetcher | None, limits: Limits, now_s: float) -> None:
+    def __init__(
+        self, prefetcher: Prefetcher | None, limits: Limits, now_s: float, block_size_tokens: int
+    ) -> None:
         self._prefetcher = prefetcher
+        self._block_size_tokens = block_size_tokens
         self._limits = limits
         self._blocks = TokenBucket(limits.prefetch_blocks_per_s, limits.prefetch_burst_blocks, now_s)
         self._running = 0
@@ -35,7 +38,8 @@ class PrefetchDesk:
             return Declined(order.id, "unsupported", "this engine takes no prefetch orders")
         if self._running >= self._limits.prefetches:
             return Declined(order.id, "limit", "prefetches")
-        if not self._blocks.take(max(1, len(order.hashes)), asyncio.get_running_loop().time()):
+        blocks = len(order.hashes) or len(order.tokens) // self._block_size_tokens
+        if not self._blocks.take(max(1, blocks), asyncio.get_running_loop().time()):
             return Declined(order.id, "limit", "prefetch_blocks_per_s")
         self._running += 1
         return None
@@ -45,7 +49,15 @@ class PrefetchDesk:
         assert self._prefetcher is not None
         deadline_s = min(order.deadline_ms / 1000, self._limits.prefetch_s)
         source = (order.source_host, order.source_port)
-        wanted = PrefetchOrder(source, order.kv_request_id, tuple(order.hashes), deadline_s)
+        wanted = PrefetchOrder(
+            source,
+            order.kv_request_id,
+            tuple(order.hashes),
+            deadline_s,
+            order.tokens,
+            order.cache_salt,
+            order.lora_name,
+        )
         try:
             async with asyncio.timeout(deadline_s + ANSWER_S):
                 result = await self._prefetcher(wanted)

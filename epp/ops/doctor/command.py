@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from epp.core.errors import ConfigError
-from epp.ops.asking import DEFAULT_URL, base_url, read_token
+from epp.ops.asking import base_url, picker_urls, read_token
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.examine import examine, has_fault
 from epp.ops.doctor.facts import Facts
@@ -23,7 +23,7 @@ from sidecar.routing_auth import load_routing_key
 def doctor(arguments: argparse.Namespace) -> int:
     """0: no fault; 1: faults; 3: no picker could be asked. Raises ConfigError."""
     asking = Asking(
-        urls=[base_url(url) for url in arguments.url or [DEFAULT_URL]],
+        urls=picker_urls(arguments.url),
         token=read_token(arguments.token_file),
         sidecar_metrics_port=arguments.sidecar_metrics_port,
         model=arguments.model,

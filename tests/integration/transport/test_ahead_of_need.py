@@ -9,7 +9,18 @@ import pytest
 
 from engine_plugin import protocol
 from engine_plugin.transport import PrefetchOrder, PrefetchResult, PullError, PullReason
-from tests.integration.transport.rig import BLOCK_BYTES, KEY, PATIENT, WAIT_S, Engine, engine, hashes, until
+from engine_plugin.transport.orders import PrefetchOrders
+from tests.integration.transport.rig import (
+    BLOCK_BYTES,
+    KEY,
+    PATIENT,
+    WAIT_S,
+    Engine,
+    engine,
+    hashes,
+    identity,
+    until,
+)
 from tests.integration.transport.test_encryption import say
 
 EAGER = replace(PATIENT, redial_s=0.05, redial_max_s=0.05, keep_redial_max_s=0.1)
@@ -138,3 +149,79 @@ async def test_a_peer_that_refuses_is_tried_again_and_harms_nobody() -> None:
         consumer.transport.keep_connected([stranger.transport.address, friend.transport.address])
         await until(lambda: stranger.stats.handshakes_unfinished >= 2 and friend.stats.sessions_in == 1)
         assert stranger.stats.sessions_in == 0
+
+
+# --- orders of a picker --------------------------------------------------------------------------------
+def of_tokens(source: Engine, tokens: int) -> PrefetchOrder:
+    return PrefetchOrder(source.transport.address, "turn", (), WAIT_S, range(tokens), "salt", "adapter")
+
+
+async def test_a_picker_orders_by_tokens_and_is_no_peer() -> None:
+    """It knows nothing of the engines' layout; the key makes it one that may order."""
+    pulling = Puller()
+    async with engine() as source, engine(prefetcher=pulling) as target:
+        pulling.engine = target
+        orders = PrefetchOrders(KEY, PATIENT)
+        try:
+            result = await orders.order(target.transport.address, of_tokens(source, 40))
+        finally:
+            await orders.stop()
+        assert result == PrefetchResult(0, 0, "miss"), "this engine names blocks by hashes only"
+        (heard,) = pulling.orders
+        assert (list(heard.tokens), heard.cache_salt, heard.lora_name) == (list(range(40)), "salt", "adapter")
+        assert target.stats.refused == {}
+
+
+async def test_blocks_of_tokens_are_rated_as_blocks() -> None:
+    pulling = Puller()
+    block = identity().block_size_tokens
+    limits = replace(PATIENT, prefetch_blocks_per_s=0.0, prefetch_burst_blocks=3)
+    async with engine() as source, engine(prefetcher=pulling, limits=limits) as target:
+        pulling.engine = target
+        orders = PrefetchOrders(KEY, PATIENT)
+        try:
+            with pytest.raises(PullError) as caught:
+                await orders.order(target.transport.address, of_tokens(source, 4 * block))
+            assert caught.value.reason is PullReason.REFUSED_LIMIT
+            await orders.order(target.transport.address, of_tokens(source, 3 * block))
+        finally:
+            await orders.stop()
+    assert len(pulling.orders) == 1
+
+
+async def test_who_does_not_hold_the_key_orders_nothing() -> None:
+    pulling = Puller()
+    async with engine() as source, engine(prefetcher=pulling) as target:
+        orders = PrefetchOrders(KEY[::-1], PATIENT)
+        try:
+            with pytest.raises(PullError) as caught:
+                await orders.order(target.transport.address, of_tokens(source, 40))
+        finally:
+            await orders.stop()
+    assert caught.value.reason is PullReason.REFUSED_AUTH
+    assert pulling.orders == []
+
+
+async def test_a_picker_may_order_and_nothing_else() -> None:
+    """It has no layout that could be compared, so it may not ask for blocks."""
+    async with engine() as source:
+        source.store.put(hashes(1))
+        orders = PrefetchOrders(KEY, PATIENT)
+        try:
+            session = await orders._dialer.session(source.transport.address)
+            with pytest.raises(PullError) as caught:
+                await session.lookup("r", hashes(1), wait_s=0.0, patience_s=0.0)
+        finally:
+            await orders.stop()
+        assert caught.value.reason is PullReason.DISCONNECTED
+        assert (source.stats.lookups, source.stats.bad_frames) == (0, 1)
+
+
+async def test_without_a_key_an_engine_takes_no_orders_of_pickers() -> None:
+    pulling = Puller()
+    async with engine(prefetcher=pulling, key=None) as target:
+        hello = protocol.Hello(protocol.MAGIC, protocol.VERSION, identity(), "picker")
+        await say(target, protocol.encode(hello))
+        await until(lambda: sum(target.stats.refused.values()) == 1)
+        assert target.stats.sessions_in == 0
+    assert pulling.orders == []

@@ -47,3 +47,17 @@ def test_the_alerts_use_metrics_that_exist() -> None:
     table = PAGE.split("## Metrics")[1].split("```")[0]
     named = set(re.findall(r"`(kvpull_epp_\w+)", table))
     assert named <= exported
+
+
+def test_every_test_of_the_public_cases_exists() -> None:
+    """And every case of scheduling has a row; of transfers those that the decision can do something about."""
+    root = Path(__file__).parents[3]
+    section = PAGE.split("## Public failure reports")[1]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", section)
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (root / path).read_text(), re.MULTILINE), (
+            f"{path}::{name}"
+        )
+    cases = set(re.findall(r"^\| (S-[A-Z]\d\d) ", section, re.MULTILINE))
+    assert {f"S-D{number:02}" for number in range(1, 17)} <= cases
+    assert len(named) >= len(cases)

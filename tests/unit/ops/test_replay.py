@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from engine_plugin.identity import EndpointId
 from epp import cli
+from epp.config import parse_config
+from epp.core.pull_curves import PullCurve, RecomputeCurve
 from epp.core.speculation import SpeculationSettings
-from epp.core.thresholds import PolicyTable, PullSettings, PullThresholds, everywhere
+from epp.core.thresholds import MODE_COST, PolicyTable, PullSettings, PullThresholds, everywhere
 from epp.core.types import Outcome
 from epp.ops.replay import Summary, redecide_files
 from epp.telemetry.ledger_file import LedgerFile
 from tests.unit.core.test_endpoint_picker import Pool
 from tests.unit.core.test_pull_lifecycle import busy_pool
+from tests.unit.plugins.test_predicted_ttft import CONFIG
 
 
 def document(body: str) -> str:
@@ -179,3 +183,62 @@ def test_what_is_on_its_way_to_the_computing_endpoint_counts_in_a_replay(
     assert reasons == ["pull", *["below_delta"] * 5], "the others wait for what is on its way"
     _, said = replay(capsys, str(tmp_path / "l.jsonl"), "--producer-delta", "100")
     assert (said["differing"], said["pulls"]) == (0, reasons.count("pull"))
+
+
+COSTS = PullSettings(
+    min_cached_token_delta=100,
+    recompute_seed=RecomputeCurve(20.0, 50.0),
+    pull_seed=PullCurve(50.0, 2.0, 2_000.0),
+)
+
+
+def test_a_ledger_of_the_threshold_is_decided_again_by_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was predicted beside the threshold is what cost mode goes by, under the margin of now."""
+    record(busy_pool(), tmp_path / "l.jsonl", thresholds=everywhere(COSTS))
+    lines = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    priced = [line["predicted"]["cost_says"] for line in lines if line["predicted"]]
+    pulls = sum(line["reason"] == "pull" for line in lines)
+    cheaper = priced.count("pull")
+    assert pulls > cheaper > 0, "else the two modes would not differ"
+    for margin_ms, wanted in ((0, cheaper), (10_000, 0)):
+        cost = f"{{mode: cost, marginMs: {margin_ms}}}"
+        path = tmp_path / f"{margin_ms}.yaml"
+        path.write_text(document(f"{{default: {{minCachedTokenDelta: 999999, cost: {cost}}}}}"))
+        status, said = replay(capsys, str(tmp_path / "l.jsonl"), "--thresholds", str(path))
+        assert (status, said["was_pulls"], said["pulls"]) == (0, pulls, wanted)
+        assert said["changes"] == [["pull", "not_cheaper", pulls - wanted]]
+
+
+def test_a_ledger_of_cost_mode_is_decided_again_by_a_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_cost = everywhere(changed(COSTS, mode=MODE_COST, min_cached_token_delta=999_999))
+    reasons = record(busy_pool(), tmp_path / "l.jsonl", thresholds=by_cost)
+    pulls = reasons.count("pull")
+    assert pulls > 0
+    (tmp_path / "t.yaml").write_text(document("{default: {minCachedTokenDelta: 999999}}"))
+    _, said = replay(capsys, str(tmp_path / "l.jsonl"), "--thresholds", str(tmp_path / "t.yaml"))
+    assert (said["was_pulls"], said["pulls"]) == (pulls, 0)
+    assert ["pull", "below_delta", pulls] in said["changes"]
+
+
+def test_a_ledger_of_a_policy_that_chose_its_source_makes_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The experimental scorer names one of several equal holders: a replay finds the same one."""
+    pool = Pool(parse_config(CONFIG).settings)
+    pool.hold("a")
+    pool.hold("b")
+    for pod in "ab":
+        endpoint = EndpointId(pod)
+        pool.picker.ledger.book(
+            f"busy-{pod}", serving=endpoint, computing=endpoint, source=None, uncached_prompt_tokens=20_000
+        )
+    reasons = record(pool, tmp_path / "l.jsonl", 8, everywhere(changed(COSTS, mode=MODE_COST)))
+    assert set(reasons) == {"pull"}
+    cost = "{mode: cost, marginMs: 0}"
+    (tmp_path / "t.yaml").write_text(document(f"{{default: {{minCachedTokenDelta: 100, cost: {cost}}}}}"))
+    _, said = replay(capsys, str(tmp_path / "l.jsonl"), "--thresholds", str(tmp_path / "t.yaml"))
+    assert (said["decisions"], said["pulls"], said["differing"], said["inexact"]) == (8, 8, 0, 0)

@@ -1,0 +1,1 @@
+"""Experimental orders to engines that no request asked for."""
