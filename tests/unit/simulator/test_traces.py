@@ -88,7 +88,6 @@ def test_a_session_ends_where_it_outgrows_the_engine() -> None:
         ({"timestamp": True, "input_length": 2, "output_length": 1, "hash_ids": []}, "timestamp"),
         ({"timestamp": 1, "input_length": 2, "output_length": 1}, "hash_ids"),
         ([1], "expected an object"),
-        ({"decision_id": "d"}, "kvpull replay"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, row: object, message: str) -> None:
