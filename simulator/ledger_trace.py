@@ -4,8 +4,8 @@ A ledger names no prompts. It does say how many tokens of each one the candidate
 engine then reused. So a request is taken to begin with the text of the latest earlier request that ran on its
 deepest holder and is long enough; where there is none (the prefix is older than the ledger) it has a text of
 its own and is computed here once more. Which earlier one it was, what answers left in caches and the pauses
-between turns of a session are not in a ledger: requests are sent at their recorded times. `notes` counts all of
-that for the report.
+between turns of a session are not in a ledger: requests are sent at their recorded times. `notes` counts all
+of that for the report.
 """
 
 from __future__ import annotations

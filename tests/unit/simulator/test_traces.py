@@ -138,12 +138,12 @@ def test_a_conversation_profile_runs_as_written(tmp_path: Path) -> None:
 def test_a_shared_prefix_profile_becomes_stages(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(
-        "load: {type: constant, stages: [{rate: 2, duration: 50}, {rate: 5, duration: 50}]}\n"
+        "load: {type: constant, stages: [{rate: 2, duration: 50}, {rate: 5, duration: 20}]}\n"
         "data: {type: shared_prefix, shared_prefix: {num_groups: 32, system_prompt_len: 2048,"
         " question_len: 256, output_len: 128}}\n"
     )
     profile = read_profile(path)
-    assert profile == RateStages(32, 2048, 256, 128, (2.0, 5.0), 50.0)
+    assert profile == RateStages(32, 2048, 256, 128, (2.0, 5.0), (50.0, 20.0))
 
 
 @pytest.mark.parametrize("text", ["[]", "data: {type: other}\nload: {}", "load: {}", "data: {type: [}"])
