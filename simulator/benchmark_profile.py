@@ -88,6 +88,10 @@ def read_profile(path: Path) -> RateStages | ReplayedConversations:
         return _shared_prefix(path, _part(path, data, "shared_prefix"), load)
     if kind == "conversation_replay":
         return _conversations(path, _part(path, data, "conversation_replay"), load)
+    if kind == "weka_trace_replay":
+        raise ConfigError(
+            f"{path}: it only names a data set; give its session files (a directory) as the trace"
+        )
     raise ConfigError(f"{path}: data.type {kind!r}: known are shared_prefix and conversation_replay")
 
 
@@ -100,7 +104,7 @@ def _shared_prefix(path: Path, data: Mapping[str, Any], load: Mapping[str, Any])
         question_tokens=int(_number(path, data, "question_len")),
         output_tokens=int(_number(path, data, "output_len")),
         rates_per_s=rates,
-        stage_s=_number(path, stages[0], "duration"),
+        stage_s=tuple(_number(path, stage, "duration") for stage in stages),
         timeout_s=load.get("request_timeout"),
     )
 

@@ -46,7 +46,7 @@ class RateStages:
     question_tokens: int
     output_tokens: int
     rates_per_s: tuple[float, ...]
-    stage_s: float
+    stage_s: float | tuple[float, ...]  # of each stage
     warm_up_rate_per_s: float = 0.0
     warm_up_s: float = 0.0
     zipf: tuple[float, ...] = (0.0,)  # skews of the prefixes; 0: all are as likely. Each one has its stages
@@ -62,7 +62,10 @@ class RateStages:
         for skew in self.zipf:
             weights = [1 / (rank + 1) ** skew for rank in range(self.prefixes)]
             label = f"zipf {skew:g} " if len(self.zipf) > 1 else ""
-            steps = [(rate, self.stage_s, f"{label}{rate:g}") for rate in self.rates_per_s]
+            lengths = (
+                self.stage_s if isinstance(self.stage_s, tuple) else [self.stage_s] * len(self.rates_per_s)
+            )
+            steps = [(r, s, f"{label}{r:g}") for r, s in zip(self.rates_per_s, lengths, strict=True)]
             if self.warm_up_s > 0:
                 steps.insert(0, (self.warm_up_rate_per_s, self.warm_up_s, f"{label}warm-up"))
             stages += [self._stage(fleet, rng, pool, weights, *step) for step in steps]

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, help="EndpointPickerConfig to ask about")
     add(
-        "--trace", type=Path, help="Mooncake JSONL, session JSON (or a directory), or llm-d-benchmark profile"
+        "--trace",
+        type=Path,
+        help="Mooncake JSONL, session JSON (or a directory), llm-d-benchmark profile, or a decision ledger",
     )
     add("--model", default="gpt-oss-120b", help="a committed model, or a .json file of the same form")
     add("--engines", type=_count, default=8, help="endpoints (8)")
@@ -151,11 +153,17 @@ def _question(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 def _client(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     from simulator.benchmark_profile import read_profile
+    from simulator.ledger_trace import is_ledger, read_ledger
     from simulator.traces import TraceReplay, fit_into, from_zero, read_trace
 
     if arguments.trace.name.endswith((".yaml", ".yml", ".yaml.in")):
         return read_profile(arguments.trace), {}
-    requests = read_trace(arguments.trace, arguments.max_requests)
+    notes: dict[str, Any] = {}
+    if is_ledger(arguments.trace):
+        ledger = read_ledger(arguments.trace, arguments.max_requests)
+        requests, notes = ledger.requests, dict(ledger.notes)
+    else:
+        requests = read_trace(arguments.trace, arguments.max_requests)
     longest = min(arguments.max_model_len, arguments.device_tokens // 2)
     kept, dropped = fit_into(requests, longest)
     if not kept:
@@ -163,7 +171,7 @@ def _client(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if dropped:
         print(f"kvpull: {dropped} requests longer than {longest:,} tokens are left out", file=sys.stderr)
     replay = TraceReplay(from_zero(kept), arguments.speed, arguments.timeout, arguments.max_think)
-    return replay, {"requests": len(kept), "requests left out (too long)": dropped}
+    return replay, {"requests": len(kept), "requests left out (too long)": dropped} | notes
 
 
 def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:

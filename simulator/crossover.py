@@ -59,33 +59,28 @@ def measure_ms(
     """Time to the first token on a cold endpoint whose peer has just computed the prompt."""
     timeline = Timeline()
     transfers = Pulls(timeline, FairNetwork(link_bytes_per_s), PullLimits(base_s=60.0, max_s=60.0))
-    engines = [_engine(name, profile, timeline, transfers) for name in ("holder", "cold")]
+    holder = SimulatedEngine("holder", _SHAPE, profile, timeline, pull=_nothing, publish=_nothing)
+
+    def pull(request: EngineRequest, first: int) -> None:
+        transfers.begin(holder, cold, request, first)
+
+    cold = SimulatedEngine("cold", _SHAPE, profile, timeline, pull=pull, publish=_nothing)
     transfers.warm([("holder", "cold")])
     tokens = random_tokens(random.Random(prefix_tokens), prefix_tokens + tail_tokens)
     content = Content.of(tokens, _SHAPE.block_tokens)
-    _run(timeline, engines[0], content, None)
-    record = _run(timeline, engines[1], content, engines[0] if pulls else None)
+    _run(timeline, holder, content, None)
+    record = _run(timeline, cold, content, holder.name if pulls else None)
     assert record.ttft_s is not None
     if pulls and record.pulled_tokens < prefix_tokens - _SHAPE.block_tokens:
         raise AssertionError("a pull was priced that did not move the prefix")
     return record.ttft_s * 1e3
 
 
-def _engine(name: str, profile: ModelProfile, timeline: Timeline, transfers: Pulls) -> SimulatedEngine:
-    engine = SimulatedEngine(
-        name,
-        _SHAPE,
-        profile,
-        timeline,
-        pull=lambda request, first: transfers.begin(engine, request, first),
-        publish=lambda _: None,
-    )
-    return engine
+def _nothing(*_: object) -> None:
+    return None
 
 
-def _run(
-    timeline: Timeline, engine: SimulatedEngine, content: Content, source: SimulatedEngine | None
-) -> Record:
+def _run(timeline: Timeline, engine: SimulatedEngine, content: Content, source: str | None) -> Record:
     record = Record(engine.name, "", timeline.now_s, len(content.tokens), 1)
 
     def first_token(_: EngineRequest) -> None:

@@ -8,7 +8,6 @@ full. Runs of equal decode steps are done at once and cut short when something c
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from epp.engine_model.batching import Portion, has_budget_left, plan_step
 from epp.engine_model.profile import ModelProfile
 from epp.engine_model.timing import PrefillChunk
 from simulator.event_log import EventLog
+from simulator.preemption import grow
 from simulator.requests import EngineRequest
-from simulator.tiers import EngineTiers, SlotNumbers
+from simulator.tiers import NO_SLOTS, EngineTiers, SlotNumbers
 from simulator.timeline import Timeline
-
-_NO_SLOTS: SlotNumbers = array("i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class EngineShape:
     cpu_tokens: int = 2_220_000
     max_running: int = 256
     admits_ahead: bool = False  # True: as the emulated engine, whatever the step's budget
+    preempts: bool = False  # True: answers reserve nothing; where the device is full the youngest starts over
 
 
 @dataclass(slots=True)
@@ -72,9 +71,9 @@ class SimulatedEngine:
         self._timeline = timeline
         self._pull = pull
         self.events = EventLog(shape.block_tokens, publish)
-        self._waiting: deque[EngineRequest] = deque()
+        self.queue: deque[EngineRequest] = deque()
         self._preparing: list[EngineRequest] = []
-        self._running: list[EngineRequest] = []
+        self.batch: list[EngineRequest] = []
         self._step: _Step | None = None
         self._versions = 0
         self._restores_until_s = 0.0
@@ -82,11 +81,11 @@ class SimulatedEngine:
     # --- what a scrape shows ---------------------------------------------------------------------
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._preparing)
+        return len(self.queue) + len(self._preparing)
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self.batch)
 
     @property
     def kv_usage(self) -> float:
@@ -94,7 +93,7 @@ class SimulatedEngine:
 
     # --- requests ---------------------------------------------------------------------------------
     def submit(self, request: EngineRequest) -> None:
-        self._waiting.append(request)
+        self.queue.append(request)
         self._wake()
 
     def abandon(self, request: EngineRequest) -> None:
@@ -102,33 +101,33 @@ class SimulatedEngine:
         if request.ended or request.gone:
             return
         request.gone = True
-        if request in self._waiting:
-            self._waiting.remove(request)
-            self._release(request, complete=False)
+        if request in self.queue:
+            self.queue.remove(request)
+            self.release(request, complete=False)
         self._wake()
 
     def lose_everything(self) -> None:
         """The process dies: requests fail, caches are gone."""
         self._step = None
         self._versions += 1
-        for request in [*self._waiting, *self._preparing, *self._running]:
+        for request in [*self.queue, *self._preparing, *self.batch]:
             self._end(request, complete=False)
-        self._waiting.clear()
+        self.queue.clear()
         self._preparing.clear()
-        self._running.clear()
+        self.batch.clear()
         self.events.clear()
         self.cache = EngineTiers.empty(self.cache.device.slots, self.cache.cpu.slots)
 
     # --- admission --------------------------------------------------------------------------------
     def _admit(self) -> None:
         shape = self.shape
-        while self._waiting and len(self._running) + len(self._preparing) < shape.max_running:
+        while self.queue and len(self.batch) + len(self._preparing) < shape.max_running:
             budget = self.profile.timing.chunk_tokens
-            if not shape.admits_ahead and not has_budget_left(self._running, budget):
+            if not shape.admits_ahead and not has_budget_left(self.batch, budget):
                 return
-            if not self._start(self._waiting[0]):
+            if not self._start(self.queue[0]):
                 return
-            self._waiting.popleft()
+            self.queue.popleft()
 
     def _start(self, request: EngineRequest) -> bool:
         """Reserve device blocks and pin what is held; False: not enough room now."""
@@ -137,7 +136,8 @@ class SimulatedEngine:
         on_device, in_cpu = cache.match(names)
         cache.device.pin(on_device)
         # the last token of an answer is never computed
-        reserved = math.ceil((request.prompt_tokens + request.output_tokens - 1) / size)
+        answer = 0 if self.shape.preempts else request.output_tokens - 1
+        reserved = math.ceil((request.prompt_tokens + answer) / size)
         allocated = cache.device.allocate(reserved - len(on_device))
         if allocated is None:
             cache.device.unpin(on_device)
@@ -153,7 +153,7 @@ class SimulatedEngine:
         wants_pull = request.source is not None and len(on_device) + len(in_cpu) < len(names)
         request.pending_parts = wants_pull + bool(in_cpu)
         if not request.pending_parts:
-            self._running.append(request)
+            self.batch.append(request)
             return True
         self._preparing.append(request)
         if in_cpu:
@@ -188,11 +188,11 @@ class SimulatedEngine:
             return
         self._preparing.remove(request)
         if request.gone:
-            self._release(request, complete=False)
+            self.release(request, complete=False)
         else:
             self.name_on_device(request, request.named_blocks + request.fetched_blocks)
             request.computed = request.named_blocks * self.shape.block_tokens
-            self._running.append(request)
+            self.batch.append(request)
         self.events.flush()
         self._wake()
 
@@ -250,19 +250,26 @@ class SimulatedEngine:
     def _next(self) -> None:
         if not self.alive:
             return
-        for request in [r for r in self._running if r.gone]:
-            self._running.remove(request)
-            self._release(request, complete=False)
-        self._admit()
+        for request in [r for r in self.batch if r.gone]:
+            self.batch.remove(request)
+            self.release(request, complete=False)
+        if not (self.shape.preempts and grow(self) and self.batch):
+            self._admit()
         self.events.flush()
-        portions = list(plan_step(self._running, self.profile.timing.chunk_tokens))
+        portions = list(plan_step(self.batch, self.profile.timing.chunk_tokens))
         if not portions:
             self._step = None
             return
         decoding = all(not p.is_prefill for p in portions)
-        count = min(p.request.left_tokens for p in portions) if decoding else 1
+        count = min(self._steps_ahead(p.request) for p in portions) if decoding else 1
         self._step = _Step(self._timeline.now_s, portions, count, 0)
         self._schedule(self._step)
+
+    def _steps_ahead(self, request: EngineRequest) -> int:
+        """Decode steps until its answer ends, or needs a block that is not reserved."""
+        if not self.shape.preempts:
+            return request.left_tokens
+        return min(request.left_tokens, len(request.slots) * self.shape.block_tokens - request.computed)
 
     def _schedule(self, step: _Step) -> None:
         self._versions += 1
@@ -289,8 +296,8 @@ class SimulatedEngine:
                 finished.append(portion.request)
         self.events.flush()
         for request in finished:
-            self._running.remove(request)
-            self._release(request, complete=True)
+            self.batch.remove(request)
+            self.release(request, complete=True)
         if self._step is None:
             self._next()
 
@@ -311,18 +318,18 @@ class SimulatedEngine:
             return False
         if request.generated == 0:
             request.generated = 1
-            if not request.gone:
+            if not request.gone and not request.resumed:
                 request.on_first_token(request)
         else:
             request.generated += count
         return request.generated >= request.output_tokens
 
-    def _release(self, request: EngineRequest, complete: bool) -> None:
+    def release(self, request: EngineRequest, complete: bool) -> None:
         """The one end of every request."""
         self.cache.device.unpin(request.slots)
         self._end(request, complete and not request.gone)
 
     def _end(self, request: EngineRequest, complete: bool) -> None:
-        request.slots = _NO_SLOTS
+        request.slots = NO_SLOTS
         request.ended = True
         request.on_end(request, complete)

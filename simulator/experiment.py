@@ -44,6 +44,7 @@ class FleetSpec(_Strict):
     device_tokens: int = Field(default=1_000_000, ge=1)
     cpu_tokens: int = Field(default=2_000_000, ge=1)
     max_running: int = Field(default=256, ge=1)
+    preempts: bool = False
     link_bytes_per_s: float = Field(default=50e9, gt=0)
     scrape_s: float = Field(default=0.05, gt=0)
     event_delay_s: float = Field(default=0.1, ge=0)
@@ -52,7 +53,9 @@ class FleetSpec(_Strict):
     primed: bool = False  # every engine has answered one short prompt before
 
     def shape(self) -> FleetShape:
-        engine = EngineShape(self.block_tokens, self.device_tokens, self.cpu_tokens, self.max_running)
+        engine = EngineShape(
+            self.block_tokens, self.device_tokens, self.cpu_tokens, self.max_running, preempts=self.preempts
+        )
         return FleetShape(
             engines=self.engines,
             shape=engine,

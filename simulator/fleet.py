@@ -119,7 +119,7 @@ class Fleet:
             self.shape.shape,
             self.profile,
             self.timeline,
-            pull=lambda request, first: self.pulls.begin(engine, request, first),
+            pull=lambda request, first: self._pull(engine, request, first),
             publish=partial(self._publish, endpoint_id),
         )
         self.engines[endpoint_id] = engine
@@ -131,6 +131,10 @@ class Fleet:
         self._connect(endpoint_id)
         self._scrape_one(endpoint_id, engine)
         return endpoint_id
+
+    def _pull(self, engine: SimulatedEngine, request: EngineRequest, first: int) -> None:
+        assert request.source is not None
+        self.pulls.begin(self.engines[EndpointId(request.source)], engine, request, first)
 
     def restart(self, endpoint_id: EndpointId, down_s: float) -> None:
         """The engine's process dies now and is back, empty, after `down_s`. What ran there fails."""

@@ -19,14 +19,16 @@ _BESIDE = {"published", "ratios", "title", "source", "protocol", "seeds", "varia
 
 def key_of(job: Job) -> str:
     """What decides a job's figures, as a digest."""
-    spec = job.spec.model_dump(mode="json", exclude=_BESIDE)
+    spec = job.spec.model_dump(mode="json", exclude=_BESIDE, exclude_defaults=True)
     arm = job.spec.arms[job.arm]
     texts = [
         (DATA / "models" / f"{job.spec.model}.json").read_text(),
         (DATA / "policies" / f"{arm.policy}.yaml").read_text(),
     ]
     changes = job.spec.variants[job.variant] if job.variant else {}
-    whole = json.dumps([spec, arm.model_dump(), changes, job.seed, texts], sort_keys=True)
+    whole = json.dumps(
+        [spec, arm.model_dump(exclude_defaults=True), changes, job.seed, texts], sort_keys=True
+    )
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

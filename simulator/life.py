@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine_plugin.identity import EndpointId
+from epp.core.endpoint_picker import EndpointPicker
 from epp.core.errors import NoEndpoints
 from epp.core.types import Outcome, PullReport, SchedulingDecision, SchedulingRequest
+from epp.engine_model.profile import ModelProfile
 from simulator.engine import SimulatedEngine
+from simulator.orders import Orders
 from simulator.prompts import Content
 from simulator.requests import EngineRequest, Record
+from simulator.timeline import Timeline
 
-if TYPE_CHECKING:
-    from simulator.fleet import Fleet
+
+class Surroundings(Protocol):
+    """What a request needs of its fleet."""
+
+    timeline: Timeline
+    profile: ModelProfile
+    picker: EndpointPicker
+    picker_back_s: float  # requests wait until then
+    engines: dict[EndpointId, SimulatedEngine]
+    decisions: list[str]
+    orders: Orders
+
+    def closed(self) -> None:
+        """A request has ended."""
+
 
 SESSION_HEADER = "x-session-id"
 
@@ -23,7 +40,7 @@ class RequestLife:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Surroundings,
         record: Record,
         content: Content,
         timeout_s: float | None,
@@ -79,7 +96,7 @@ class RequestLife:
             on_first_token=self._first_token if on_end == self._finish else ignore,
             on_end=on_end,
             on_pull_end=None if handed_over else self._pull_end,
-            source=self.fleet.engines[source] if source else None,
+            source=source.pod if source else None,
             handed_over=handed_over,
         )
         self.leg = (engine, request)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from engine_plugin.identity import EndpointId
+from epp.core.endpoint_picker import EndpointPicker
+from simulator.engine import SimulatedEngine
 from simulator.prompts import Content
+from simulator.pulls import Pulls
 from simulator.requests import EngineRequest, Record
+from simulator.timeline import Timeline
 
-if TYPE_CHECKING:
-    from simulator.fleet import Fleet
+
+class Ordered(Protocol):
+    """What orders need of their fleet."""
+
+    timeline: Timeline
+    picker: EndpointPicker
+    engines: dict[EndpointId, SimulatedEngine]
+    pulls: Pulls
 
 
 class Orders:
     """Of one fleet. `moved_tokens` are those that came by order."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Ordered) -> None:
         self._fleet = fleet
         self.count = 0
         self.moved_tokens = 0
@@ -39,12 +50,12 @@ class Orders:
                 lambda _: None,
                 lambda _request, _complete: None,
                 self._ended,
-                source,
+                source.name,
                 ordered=True,
             )
             self.count += 1
             if held < len(names) and source.alive and target.alive:
-                self._fleet.pulls.begin(target, request, held)
+                self._fleet.pulls.begin(source, target, request, held)
             else:
                 self._ended(request, "local", 0, 0)
 

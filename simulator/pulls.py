@@ -73,10 +73,10 @@ class Pulls:
         """These pairs have pulled before: no session to set up."""
         self._sessions.update(pairs)
 
-    def begin(self, destination: SimulatedEngine, request: EngineRequest, first: int) -> None:
+    def begin(
+        self, source: SimulatedEngine, destination: SimulatedEngine, request: EngineRequest, first: int
+    ) -> None:
         """`destination` fetches what follows `first` blocks of the prompt; ends with `part_has_come`."""
-        source = request.source
-        assert source is not None
         now_s, profile = self._timeline.now_s, destination.profile
         held_tokens = first * destination.shape.block_tokens
         recompute_s = profile.timing.recompute_ms(request.prompt_tokens, held_tokens) * 1e-3

@@ -5,14 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from simulator.prompts import Content
 from simulator.tiers import SlotNumbers
-
-if TYPE_CHECKING:
-    from epp.core.types import SchedulingDecision
-    from simulator.engine import SimulatedEngine
 
 
 @dataclass(slots=True)
@@ -39,6 +34,7 @@ class Record:
     pull_s: float = 0.0
     pull_end: str = ""  # how the pull ended
     computed_tokens: int = 0  # of the prompt
+    preemptions: int = 0
 
     @property
     def ttft_s(self) -> float | None:
@@ -60,10 +56,9 @@ class EngineRequest:
     on_first_token: Callable[[EngineRequest], None]
     on_end: Callable[[EngineRequest, bool], None]  # True: complete
     on_pull_end: Callable[[EngineRequest, str, int, int], None] | None = None
-    source: SimulatedEngine | None = None
+    source: str | None = None  # name of the engine to pull from
     handed_over: bool = False  # the source is the prefill leg: no pull of the picker's
     ordered: bool = False  # a pull ahead of any request: nobody waits for it
-    decision: SchedulingDecision | None = None
     computed: int = 0  # tokens on the device
     generated: int = 0
     named_blocks: int = 0  # on the device
@@ -71,6 +66,7 @@ class EngineRequest:
     pending_parts: int = 0  # restore and pull that it waits for
     fetched_blocks: int = 0  # what they have brought
     gone: bool = False
+    resumed: bool = False  # it was preempted after its first token
     ended: bool = False
 
     @property

@@ -82,6 +82,8 @@ def summarise(stage: Stage) -> dict[str, float]:
         "pulled_gib": sum(r.pulled_bytes for r in records) / 2**30,
         "busiest_share": _busiest(Counter(r.computing for r in records)),
     }
+    if preemptions := sum(r.preemptions for r in records):
+        figures["preemptions"] = preemptions
     return figures
 
 

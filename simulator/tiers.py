@@ -19,6 +19,7 @@ from epp.engine_model.cache import TierPool
 Names: TypeAlias = "array[int]"  # typecode Q, in the order of a chain
 SlotNumbers: TypeAlias = "array[int]"  # typecode i
 Allocated: TypeAlias = tuple[SlotNumbers, Names]  # slots with one reference each; what was evicted for them
+NO_SLOTS: SlotNumbers = array("i")  # never changed
 
 
 class Tier(Protocol):

@@ -148,11 +148,6 @@ def _mooncake(where: str, line: str) -> TraceRequest:
         row = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if isinstance(row, Mapping) and "decision_id" in row:
-        raise ConfigError(
-            f"{where}: a decision ledger names no prompts, so it cannot be simulated; `kvpull replay` "
-            "decides it again under other thresholds"
-        )
     fields = _fields(where, row, "timestamp", "input_length", "output_length")
     ids = row.get("hash_ids")
     if not isinstance(ids, list):
