@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from tests.parity import chats, odd, others
+from tests.parity import chats, found, odd, others
 from tests.parity.families import FAMILIES
 
 MODEL: Final = "m"
@@ -55,7 +55,7 @@ def _chats(family: str) -> Iterator[Case]:
 
 
 def _others(family: str) -> Iterator[Case]:
-    shapes = [*others.shapes(), *(odd.shapes() if family in ODD_FAMILIES else ())]
+    shapes = [*others.shapes(), *found.shapes(), *(odd.shapes() if family in ODD_FAMILIES else ())]
     for path, name, fields in shapes:
         given = {"model": MODEL, **with_fixed_date(family, path, fields)}
         yield Case(family, name, path, orjson.dumps(given))

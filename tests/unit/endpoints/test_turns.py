@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from epp.endpoints.turns import MAX_IN_FLIGHT, MAX_SUSPECTS, Turns
+from tests.virtual_time import run_virtual
 
 
 async def test_so_many_at_once_and_hung_ones_hold_up_nobody_else() -> None:
@@ -24,20 +25,21 @@ async def test_so_many_at_once_and_hung_ones_hold_up_nobody_else() -> None:
     assert inside == {True: 200, False: 200}
 
 
-async def test_starts_are_as_far_apart_as_their_share_allows() -> None:
-    turns = Turns(max_share=0.5)
-    turns.spent(0.02)
-    starts: list[float] = []
-    loop = asyncio.get_running_loop()
+def test_starts_are_as_far_apart_as_their_share_allows() -> None:
+    async def scrapes() -> list[float]:
+        turns, starts = Turns(max_share=0.5), []
+        turns.spent(2.0)
 
-    async def scrape() -> None:
-        async with turns.turn(suspect=False):
-            starts.append(loop.time())
+        async def scrape() -> None:
+            async with turns.turn(suspect=False):
+                starts.append(asyncio.get_running_loop().time())
 
-    began_s = loop.time()
-    await asyncio.gather(*(scrape() for _ in range(6)))
-    assert len(starts) == 6
-    assert starts[-1] - began_s >= 5 * 0.04 * 0.99  # five pauses of a cost by its share, or more
+        await asyncio.gather(*(scrape() for _ in range(6)))
+        return starts
+
+    first_s, *later_s = run_virtual(scrapes())
+    pauses = [round(start_s - first_s, 3) for start_s in later_s]
+    assert pauses == [4.0, 8.0, 12.0, 16.0, 20.0]  # a cost by its share
 
 
 async def test_nothing_spent_nothing_waited_for() -> None:
