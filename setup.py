@@ -23,6 +23,7 @@ _INDEX = Extension(
         "epp/core/_compiled_table.pxi",
         "epp/core/_holder_table.h",
         "epp/core/_packed_events.h",
+        "epp/core/_prompt_walk.h",
         "epp/core/_u64_map.h",
     ],
 )

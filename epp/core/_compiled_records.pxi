@@ -193,6 +193,9 @@ cdef class CompiledBlocks:
                 )
                 map_prefetch(&self.table.table.rows, key)
             for i in range(stride):
+                map_prefetch_second(&self.names, words[i], True)
+                map_prefetch_second(&self.table.table.rows, keys[i], True)
+            for i in range(stride):
                 self._hold(words[i], keys[i], tier)
             done += stride
         return 0
@@ -440,6 +443,8 @@ cdef class CompiledBlocks:
             for i in range(stride):
                 words[i] = load_u64(names + (done + i) * sizeof(uint64_t))
                 map_prefetch(&self.names, words[i])
+            for i in range(stride):
+                map_prefetch_second(&self.names, words[i], False)
             self._fetch_for_removal(words, stride)
             for i in range(stride):
                 self._remove(words[i], tier)

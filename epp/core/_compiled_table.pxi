@@ -41,7 +41,7 @@ cdef class _Hash:
 class CompiledHasher(BlockHasher):
     """Block keys by the C hash; roots as in the reference."""
 
-    scheme = "fold-chain-1"
+    scheme = "fold-chain-2"
 
     def __init__(self, index_seed):
         super().__init__(index_seed)
