@@ -132,7 +132,10 @@ require(RECORD.size == sizeof(packed_event), "packed records are off")
 
 
 include "_compiled_table.pxi"
+include "_compiled_record_parts.pxi"
 include "_compiled_records.pxi"
+include "_compiled_waiting.pxi"
+include "_compiled_blocks.pxi"
 include "_compiled_dump.pxi"
 include "_compiled_messages.pxi"
 

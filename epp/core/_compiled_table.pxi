@@ -120,9 +120,6 @@ cdef class CompiledTable:
     def sets(self):
         return self.table.live
 
-    def drop_slot(self, uint64_t key, uint32_t slot):
-        self.drop(key, slot, IN_DEVICE | IN_CPU)
-
     cdef int hold(self, uint64_t key, uint32_t slot, uint32_t tier) except -1:
         cdef int changed = table_hold(&self.table, key, slot, tier)
         if changed < 0:
