@@ -34,6 +34,7 @@ from epp.core.types import CacheTier
 
 cdef extern from "_holder_table.h":
     ctypedef struct u64_map:
+        uint32_t stride, per
         uint64_t used
         uint64_t bytes
         uint64_t *account
@@ -61,12 +62,15 @@ cdef extern from "_holder_table.h":
     uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
+    uint64_t map_count_buckets(const u64_map *m) noexcept
+    void map_copy_buckets(const u64_map *m, uint8_t *to) noexcept
     uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) noexcept
     int map_has_room(const u64_map *m, uint64_t key) noexcept
     int map_is_sound(const u64_map *m) noexcept
     uint32_t map_tag(const uint8_t *slot) noexcept
     void map_set_tag(uint8_t *slot, uint32_t tag) noexcept
     const int MAP_VALUE_AT
+    const int MAP_BUCKET_BYTES
     void table_init(holder_table *t, const uint64_t *secrets) noexcept
     uint64_t table_count_bytes(const holder_table *t) noexcept
     void table_free(holder_table *t) noexcept
@@ -300,8 +304,8 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             keys = self._hasher.chain(root, packed[: deepest * size * TOKEN_BYTES], size)
             self._limit(found, keys, endpoints)
 
-    def _columns(self, blocks):
-        return _Dumping(blocks).columns()
+    def _freeze(self, blocks):
+        return _Frozen(blocks)
 
-    def _load(self, blocks, dump, start, stop):
-        _Dumping(blocks).load(dump, start, stop)
+    def _loader(self, blocks, dump):
+        return _Loading(blocks, dump).load

@@ -233,6 +233,22 @@ static uint8_t *map_next(const u64_map *m, map_cursor *at) {
     return NULL;
 }
 
+static uint64_t map_count_buckets(const u64_map *m) {
+    uint64_t buckets = 0;
+    for (size_t i = 0; m->dir && i < (size_t)1 << m->depth; i += (size_t)1 << (m->depth - m->dir[i]->depth))
+        buckets += m->dir[i]->cap;
+    return buckets;
+}
+
+/* All buckets as they are, one behind the other, to memory that has room for them. */
+static void map_copy_buckets(const u64_map *m, uint8_t *to) {
+    for (size_t i = 0; m->dir && i < (size_t)1 << m->depth; i += (size_t)1 << (m->depth - m->dir[i]->depth)) {
+        size_t bytes = (size_t)m->dir[i]->cap * MAP_BUCKET_BYTES;
+        memcpy(to, m->dir[i]->buckets, bytes);
+        to += bytes;
+    }
+}
+
 /* As map_next, and forgets the record: for maps that nobody looks into any more. The record, but for
  * its tag, can be read until the next call. */
 static uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) {
