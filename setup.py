@@ -17,12 +17,17 @@ _INDEX = Extension(
     ["epp/core/_compiled_index.pyx"],
     depends=[
         "epp/core/_block_hash.h",
+        "epp/core/_compiled_blocks.pxi",
         "epp/core/_compiled_dump.pxi",
         "epp/core/_compiled_messages.pxi",
+        "epp/core/_compiled_record_parts.pxi",
         "epp/core/_compiled_records.pxi",
         "epp/core/_compiled_table.pxi",
+        "epp/core/_compiled_waiting.pxi",
         "epp/core/_holder_table.h",
+        "epp/core/_map_segment.h",
         "epp/core/_packed_events.h",
+        "epp/core/_prompt_walk.h",
         "epp/core/_u64_map.h",
     ],
 )

@@ -33,6 +33,7 @@ from epp.telemetry.snapshots import SnapshotFacts
 log = logging.getLogger(__name__)
 
 STEP_BLOCKS = 4_096  # of a view taken over in one turn of the loop: some 5 ms compiled
+EXPORT_STEP_BLOCKS = 16_384  # of a view given to a sibling in one turn: some 1 ms
 _Clock = Callable[[], float]
 _AddressOf = Callable[[EndpointId], tuple[str, int] | None]
 
@@ -182,9 +183,10 @@ class _PickerSource:
     def __len__(self) -> int:
         return min(len(self.picker.endpoints), wire.MAX_ROWS)
 
-    def rows(self) -> Iterator[wire.Row]:
+    def rows(self) -> Iterator[wire.Row | None]:
         for endpoint in self.picker.endpoints[: wire.MAX_ROWS]:
             address = self.address_of(endpoint.id)
-            view = self.picker.cache.export(endpoint.id)
-            if address is not None and view is not None:
-                yield wire.Row(endpoint.id, *address, view)
+            if address is None:
+                continue
+            for view in self.picker.cache.export_steps(endpoint.id, EXPORT_STEP_BLOCKS):
+                yield None if view is None else wire.Row(endpoint.id, *address, view)

@@ -1,7 +1,7 @@
 /* The compiled index's own block key: a chained, keyed 64-bit hash of a block's bytes.
  *
- * Folded multiplications in two lanes over eight secret words, which are derived from the index
- * seed: without them nobody can prepare blocks that meet (a collision would cost a recompute, never
+ * Folded multiplications in two lanes over eight secret words, which are derived from the index seed:
+ * without them nobody can prepare blocks that meet (a collision would cost a recompute, never
  * a wrong answer). The keys differ from the reference's (xxh3) on purpose of speed: a call from
  * Python per block costs more than the rest of the walk. Keys never leave the index.
  */
@@ -14,9 +14,9 @@
 
 #define HASH_SECRETS 8
 
-static inline uint64_t block_hash(const uint64_t *secrets, uint64_t parent, const uint8_t *data,
-                                  size_t bytes) {
-    uint64_t a = parent ^ secrets[0], b = parent + secrets[1];
+/* The bytes of one block, whatever is in front of it: the blocks of a chain can be hashed side by side. */
+static inline uint64_t block_content(const uint64_t *secrets, const uint8_t *data, size_t bytes) {
+    uint64_t a = secrets[0], b = secrets[1];
     size_t at = 0;
     for (; at + 32 <= bytes; at += 32) {
         a = mum(load_u64(data + at) ^ secrets[2], load_u64(data + at + 8) ^ a);
@@ -28,15 +28,27 @@ static inline uint64_t block_hash(const uint64_t *secrets, uint64_t parent, cons
         a = mum(load_u64(rest) ^ secrets[4], load_u64(rest + 8) ^ a);
         b = mum(load_u64(rest + 16) ^ secrets[5], load_u64(rest + 24) ^ b);
     }
-    a ^= (uint64_t)bytes;
-    return mum(mum(a ^ secrets[6], b ^ secrets[7]) ^ a, b ^ secrets[6] ^ (uint64_t)bytes << 32);
+    return mum(a ^ secrets[6] ^ (uint64_t)bytes, b ^ secrets[7]);
 }
+
+/* Key of a block behind `parent`: the only step that has to wait for the block before it. */
+static inline uint64_t block_key(const uint64_t *secrets, uint64_t parent, uint64_t content) {
+    return mum(parent ^ secrets[4], content ^ secrets[5]) ^ content;
+}
+
+static inline uint64_t block_hash(const uint64_t *secrets, uint64_t parent, const uint8_t *data,
+                                  size_t bytes) {
+    return block_key(secrets, parent, block_content(secrets, data, bytes));
+}
+
+#define UNPACK_AHEAD 16
 
 /* Exact ints of [0, 2^32) in a list or tuple -> u32. 0: something else is among them. */
 static int unpack_ids(PyObject *ids, uint32_t *out, Py_ssize_t count) {
     PyObject **items = PySequence_Fast_ITEMS(ids);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = items[i];
+        if (i + UNPACK_AHEAD < count) __builtin_prefetch(items[i + UNPACK_AHEAD]);
         if (!PyLong_CheckExact(item)) return 0;
 #if PY_VERSION_HEX >= 0x030C0000
         if (PyUnstable_Long_IsCompact((PyLongObject *)item)) {

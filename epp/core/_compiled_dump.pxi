@@ -51,88 +51,140 @@ cdef Py_ssize_t _coprime(Py_ssize_t count):
     return step
 
 
-cdef class _Dumping:
-    """Reads and fills the records of one endpoint in one go."""
+cdef class _Frozen:
+    """The records of one endpoint as they are now. One copy of memory (some ms for a million blocks); the
+    columns are made of it in steps, whatever happens to the endpoint meanwhile."""
 
-    cdef CompiledBlocks blocks
-    cdef bint exact
+    cdef readonly Py_ssize_t count
+    cdef readonly bint exact
+    cdef uint8_t *buckets
+    cdef uint64_t left  # buckets
+    cdef Py_ssize_t done
+    cdef uint32_t per, stride
+    cdef uint8_t *at
+    cdef dict more
+    cdef list idle  # (name, key) of the remembered ones, oldest first
+    cdef bytes names, keys, device, cpu
+    cdef RecordColumns to
 
     def __cinit__(self, CompiledBlocks blocks):
-        self.blocks, self.exact = blocks, True
+        cdef uint32_t node = blocks.oldest
+        cdef uint64_t name
+        self.count, self.exact, self.more, self.idle = blocks.names.used, True, dict(blocks.more), []
+        self.left, self.per, self.stride = map_count_buckets(&blocks.names), blocks.names.per, blocks.names.stride
+        self.buckets = self.at = <uint8_t *>malloc(max(1, self.left * MAP_BUCKET_BYTES))
+        if self.buckets == NULL:
+            raise MemoryError
+        map_copy_buckets(&blocks.names, self.buckets)
+        while node != NOWHERE:
+            name = blocks.nodes[node].name
+            self.idle.append((name, _key(map_find(&blocks.names, name))))
+            node = blocks.nodes[node].after
+        self.names = PyBytes_FromStringAndSize(NULL, 8 * self.count)
+        self.keys = PyBytes_FromStringAndSize(NULL, 8 * self.count)
+        self.device = PyBytes_FromStringAndSize(NULL, 2 * self.count)
+        self.cpu = PyBytes_FromStringAndSize(NULL, 2 * self.count)
+        self.to = _pointers(self.names, self.keys, self.device, self.cpu)
+
+    def __dealloc__(self):
+        free(self.buckets)
 
     cdef uint64_t copies(self, uint64_t name, uint32_t tag, uint32_t tier) except? 0xFFFF:
         cdef uint32_t few = _copies(tag, tier)
-        if few < COPIES or not self.blocks.more:
+        if few < COPIES or not self.more:
             return few
-        all_ = few + self.blocks.more.get((name, tier), 0)
+        all_ = few + self.more.get((name, tier), 0)
         self.exact = self.exact and all_ <= MAX_COPIES
         return min(all_, MAX_COPIES)
 
-    cdef columns(self):
-        cdef Py_ssize_t count = self.blocks.names.used, at = 0
-        cdef bytes names = PyBytes_FromStringAndSize(NULL, 8 * count)
-        cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * count)
-        cdef bytes device = PyBytes_FromStringAndSize(NULL, 2 * count)
-        cdef bytes cpu = PyBytes_FromStringAndSize(NULL, 2 * count)
-        cdef RecordColumns to = _pointers(names, keys, device, cpu)
-        cdef map_cursor cursor = map_cursor(0, 0)
-        cdef uint8_t *record = map_next(&self.blocks.names, &cursor)
+    def step(self, Py_ssize_t blocks):
+        """Mutates: look at that many records (give or take a bucket), or at places for them. False: all done."""
+        cdef Py_ssize_t places = blocks
+        cdef uint32_t k, tag
         cdef uint64_t name
-        cdef uint32_t tag, node = self.blocks.oldest
-        while record != NULL:
-            tag, name = map_tag(record), load_u64(record)
-            if not tag & REMEMBERED:
-                require(at < count, "records are off")
-                _write(
-                    &to, at, name, _key(record),
-                    self.copies(name, tag, IN_DEVICE), self.copies(name, tag, IN_CPU),
-                )
-                at += 1
-            record = map_next(&self.blocks.names, &cursor)
-        while node != NOWHERE and at < count:
-            name = self.blocks.nodes[node].name
-            _write(&to, at, name, _key(map_find(&self.blocks.names, name)), 0, 0)
-            at += 1
-            node = self.blocks.nodes[node].after
-        require(at == count and node == NOWHERE, "records are off")
-        return Columns(names, keys, device, cpu), self.exact
+        cdef const uint8_t *record
+        while places > 0 and self.left:
+            for k in range(self.per):
+                record = self.at + k * self.stride
+                tag, name = map_tag(record), load_u64(record)
+                if tag and not tag & REMEMBERED:
+                    require(self.done < self.count, "records are off")
+                    _write(
+                        &self.to, self.done, name, _key(record),
+                        self.copies(name, tag, IN_DEVICE), self.copies(name, tag, IN_CPU),
+                    )
+                    self.done += 1
+            self.at += MAP_BUCKET_BYTES
+            self.left -= 1
+            places -= self.per
+        return self.left > 0
 
-    cdef int load(self, dump, Py_ssize_t start, Py_ssize_t stop) except -1:
-        """Part [start, stop) of a dump, in an order of its own: a map filled in the order of another map
-        of the same secrets crowds one part of itself after the other and takes quadratic time. The
-        blocks without a copy come with the last part, in their order."""
-        cdef RecordColumns of = _pointers(dump.names, dump.keys, dump.device_copies, dump.cpu_copies)
-        cdef Py_ssize_t count = len(dump.names) // 8, i, place
-        require(0 <= start < stop <= count, "steps are off")
-        cdef Py_ssize_t stride = _coprime(count)
-        place = start * stride % count
+    def columns(self):
+        """The columns, when all is done."""
+        require(not self.left and self.done + len(self.idle) == self.count, "records are off")
+        for at, (name, key) in enumerate(self.idle, self.done):
+            _write(&self.to, at, name, key, 0, 0)
+        return Columns(self.names, self.keys, self.device, self.cpu), self.exact
+
+
+cdef class _Loading:
+    """Takes a dump over, in steps.
+
+    In an order of its own: a map filled in the order of another map of the same secrets crowds one part of
+    itself after the other. The blocks without a copy come with the last step, in their order."""
+
+    cdef CompiledBlocks blocks
+    cdef object dump  # keeps the columns alive
+    cdef RecordColumns of
+    cdef Py_ssize_t count, stride
+    cdef list idle  # places of the blocks without a copy
+
+    def __cinit__(self, CompiledBlocks blocks, dump):
+        self.blocks, self.dump, self.idle = blocks, dump, []
+        self.of = _pointers(dump.names, dump.keys, dump.device_copies, dump.cpu_copies)
+        self.count = len(dump.names) // 8
+        self.stride = _coprime(self.count)
+
+    def load(self, Py_ssize_t start, Py_ssize_t stop):
+        """Mutates the endpoint: part [start, stop) of the dump."""
+        cdef Py_ssize_t i, place
+        require(0 <= start < stop <= self.count, "steps are off")
+        place = start * self.stride % self.count
         for i in range(start, stop):
-            self.load_one(&of, place, False)
-            place = (place + stride) % count
-        if stop == count:
-            for i in range(count):
-                self.load_one(&of, i, True)
+            if not self.load_one(place):
+                self.idle.append(place)
+                if len(self.idle) > self.blocks.max_remembered:
+                    raise DumpRefused("limits")
+            place = (place + self.stride) % self.count
+        if stop == self.count:
+            for place in sorted(self.idle):
+                self.remember_one(place)
+
+    cdef int admit(self, uint64_t name, uint64_t key) except -1:
+        if map_find(&self.blocks.names, name) != NULL:
+            raise DumpRefused("duplicate")
+        if _is_tight(self.blocks.table) and self.blocks._refuses(name, key):
+            raise DumpRefused("full")
         return 0
 
-    cdef int load_one(self, RecordColumns *of, Py_ssize_t i, bint idle) except -1:
-        cdef CompiledBlocks blocks = self.blocks
-        cdef uint32_t device = <uint32_t>_get_le(of.device + 2 * i, 2), cpu = <uint32_t>_get_le(of.cpu + 2 * i, 2)
+    cdef bint load_one(self, Py_ssize_t i) except -1:
+        """False: a block without a copy, nothing was done."""
+        cdef uint32_t device = <uint32_t>_get_le(self.of.device + 2 * i, 2)
+        cdef uint32_t cpu = <uint32_t>_get_le(self.of.cpu + 2 * i, 2)
         cdef uint32_t tag = min(device, <uint32_t>COPIES) | min(cpu, <uint32_t>COPIES) << CPU_SHIFT
-        if idle != (tag == 0):
-            return 0
-        cdef uint64_t name = _get_le(of.names + 8 * i, 8), key = _get_le(of.keys + 8 * i, 8)
-        if map_find(&blocks.names, name) != NULL:
-            raise DumpRefused("duplicate")
-        if _is_tight(blocks.table) and blocks._refuses(name, key):
-            raise DumpRefused("full")
+        cdef uint64_t name = _get_le(self.of.names + 8 * i, 8), key = _get_le(self.of.keys + 8 * i, 8)
         if not tag:
-            if blocks.remembered_count >= blocks.max_remembered:
-                raise DumpRefused("limits")
-            blocks._add_record(name, key, REMEMBERED)
-            return blocks._remember(map_find(&blocks.names, name))
-        blocks._add_record(name, key, tag)
+            return False
+        self.admit(name, key)
+        self.blocks._add_record(name, key, tag)
         if device > COPIES:
-            blocks.more[name, IN_DEVICE] = device - COPIES
+            self.blocks.more[name, IN_DEVICE] = device - COPIES
         if cpu > COPIES:
-            blocks.more[name, IN_CPU] = cpu - COPIES
-        return 0
+            self.blocks.more[name, IN_CPU] = cpu - COPIES
+        return True
+
+    cdef int remember_one(self, Py_ssize_t i) except -1:
+        cdef uint64_t name = _get_le(self.of.names + 8 * i, 8), key = _get_le(self.of.keys + 8 * i, 8)
+        self.admit(name, key)
+        self.blocks._add_record(name, key, REMEMBERED)
+        return self.blocks._remember(map_find(&self.blocks.names, name))

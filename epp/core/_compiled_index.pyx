@@ -34,6 +34,7 @@ from epp.core.types import CacheTier
 
 cdef extern from "_holder_table.h":
     ctypedef struct u64_map:
+        uint32_t stride, per
         uint64_t used
         uint64_t bytes
         uint64_t *account
@@ -49,38 +50,47 @@ cdef extern from "_holder_table.h":
         uint32_t count
         uint32_t live
         uint64_t bytes
-    ctypedef struct holder_walk:
-        uint64_t *alive
-        int64_t *depths
-        uint32_t pairs
-        uint32_t last
     const uint32_t IN_DEVICE
     const uint32_t IN_CPU
     uint64_t load_u64(const uint8_t *p) noexcept
     void save_u64(uint8_t *p, uint64_t value) noexcept
     void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) noexcept
     void map_free(u64_map *m) noexcept
-    void map_prefetch(const u64_map *m, uint64_t key) noexcept
+    const uint8_t *map_prefetch(const u64_map *m, uint64_t key) noexcept
+    void map_prefetch_second(const u64_map *m, uint64_t key, int adding) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
+    uint64_t map_count_buckets(const u64_map *m) noexcept
+    void map_copy_buckets(const u64_map *m, uint8_t *to) noexcept
     uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) noexcept
     int map_has_room(const u64_map *m, uint64_t key) noexcept
     int map_is_sound(const u64_map *m) noexcept
     uint32_t map_tag(const uint8_t *slot) noexcept
     void map_set_tag(uint8_t *slot, uint32_t tag) noexcept
     const int MAP_VALUE_AT
+    const int MAP_BUCKET_BYTES
     void table_init(holder_table *t, const uint64_t *secrets) noexcept
     uint64_t table_count_bytes(const holder_table *t) noexcept
     void table_free(holder_table *t) noexcept
     int table_hold(holder_table *t, uint64_t key, uint32_t slot, uint32_t tier) noexcept
     int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tiers) noexcept
     uint32_t holder_tiers(const holder_table *t, uint32_t id, uint32_t slot) noexcept
-    int table_walk(
-        const holder_table *t, holder_walk *w, const uint64_t *keys, size_t count, int64_t depth
+
+cdef extern from "_prompt_walk.h":
+    ctypedef struct holder_walk:
+        uint64_t *alive
+        int64_t *depths
+        uint32_t pairs
+        uint32_t last
+    ctypedef struct walk_prompt:
+        const uint8_t *data
+        size_t block_bytes, blocks
+        uint64_t root
+    void walk_blocks(
+        const holder_table *t, holder_walk *w, const uint64_t *secrets, const walk_prompt *p, uint64_t *keys
     ) noexcept
-    void table_walk_end(holder_walk *w, int64_t depth) noexcept
 
 cdef extern from "_block_hash.h":
     ctypedef struct PyTypeObject:
@@ -107,7 +117,6 @@ cdef extern from "_packed_events.h":
 
 cdef enum:
     WORDS = 8  # secret words of a purpose
-    LIKELY_DEEP = 64  # blocks hashed between two looks at the table
     # a record's tag: copies on the device, copies in CPU memory; or its place in the remembered list
     COPIES = 0x7FFF
     CPU_SHIFT = 15
@@ -127,7 +136,10 @@ require(RECORD.size == sizeof(packed_event), "packed records are off")
 
 
 include "_compiled_table.pxi"
+include "_compiled_record_parts.pxi"
 include "_compiled_records.pxi"
+include "_compiled_waiting.pxi"
+include "_compiled_blocks.pxi"
 include "_compiled_dump.pxi"
 include "_compiled_messages.pxi"
 
@@ -209,42 +221,19 @@ cdef class _Asked:
         return found
 
 
-cdef int _walk(
-    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t key, bytes packed, size
-) except -1:
-    """Hash and look up a prompt stride by stride, as long as anybody holds it."""
-    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed)
-    if size * TOKEN_BYTES > total:
-        return 0
-    cdef Py_ssize_t block_bytes = size * TOKEN_BYTES, count = total // block_bytes, done = 0, i, stride
-    cdef uint64_t keys[LIKELY_DEEP]
-    while done < count:
-        stride = min(<Py_ssize_t>LIKELY_DEEP, count - done)
-        for i in range(stride):
-            key = block_hash(kernel.secrets.words, key, _data(packed) + (done + i) * block_bytes, block_bytes)
-            keys[i] = key
-        if not table_walk(&table.table, walk, keys, stride, done):
-            return 0
-        done += stride
-    table_walk_end(walk, done)
-    return 0
-
-
-cdef bytes _walk_whole(
-    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t key, bytes packed, size
-):
-    """As `_walk`, but the whole prompt is hashed, and its keys are the answer."""
-    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed)
-    if size * TOKEN_BYTES > total:
-        return b""
-    cdef Py_ssize_t block_bytes = size * TOKEN_BYTES, count = total // block_bytes, i
-    cdef bytes keys = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
-    cdef uint64_t *at = <uint64_t *>PyBytes_AS_STRING(keys)
-    for i in range(count):
-        key = block_hash(kernel.secrets.words, key, _data(packed) + i * block_bytes, block_bytes)
-        at[i] = key
-    if table_walk(&table.table, walk, at, count, 0):
-        table_walk_end(walk, count)
+cdef bytes _walk(CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t root, bytes packed, size, bint whole):
+    """Hash and look up a prompt as long as anybody holds it. `whole`: hash all of it; the answer is its keys."""
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(packed), block_bytes, count
+    cdef bytes keys = b""
+    cdef walk_prompt prompt
+    if size * TOKEN_BYTES > total:  # as objects: what is learned may be any integer
+        return keys
+    block_bytes = size * TOKEN_BYTES
+    count = total // block_bytes
+    prompt = walk_prompt(_data(packed), block_bytes, count, root)
+    if whole:
+        keys = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
+    walk_blocks(&table.table, walk, kernel.secrets.words, &prompt, <uint64_t *>_data(keys) if whole else NULL)
     return keys
 
 
@@ -299,10 +288,9 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             for family, (model, size) in enumerate(asked.roots):
                 asked.start(family)
                 root = self._hasher.root(model, query.lora_name, query.cache_salt)
-                if keys is None:
-                    _walk(table, kernel, &asked.walk, root, packed, size)
-                else:
-                    keys[model, size] = array("Q", _walk_whole(table, kernel, &asked.walk, root, packed, size))
+                hashed = _walk(table, kernel, &asked.walk, root, packed, size, keys is not None)
+                if keys is not None:
+                    keys[model, size] = array("Q", hashed)
         found = asked.result()
         if asked.limited:
             self._limit_families(asked, query, packed, found)
@@ -316,8 +304,8 @@ class CompiledPrefixIndex(PythonPrefixIndex):
             keys = self._hasher.chain(root, packed[: deepest * size * TOKEN_BYTES], size)
             self._limit(found, keys, endpoints)
 
-    def _columns(self, blocks):
-        return _Dumping(blocks).columns()
+    def _freeze(self, blocks):
+        return _Frozen(blocks)
 
-    def _load(self, blocks, dump, start, stop):
-        _Dumping(blocks).load(dump, start, stop)
+    def _loader(self, blocks, dump):
+        return _Loading(blocks, dump).load

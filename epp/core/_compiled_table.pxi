@@ -41,7 +41,7 @@ cdef class _Hash:
 class CompiledHasher(BlockHasher):
     """Block keys by the C hash; roots as in the reference."""
 
-    scheme = "fold-chain-1"
+    scheme = "fold-chain-2"
 
     def __init__(self, index_seed):
         super().__init__(index_seed)
@@ -119,9 +119,6 @@ cdef class CompiledTable:
     @property
     def sets(self):
         return self.table.live
-
-    def drop_slot(self, uint64_t key, uint32_t slot):
-        self.drop(key, slot, IN_DEVICE | IN_CPU)
 
     cdef int hold(self, uint64_t key, uint32_t slot, uint32_t tier) except -1:
         cdef int changed = table_hold(&self.table, key, slot, tier)

@@ -200,7 +200,7 @@ static int table_drop(holder_table *t, uint64_t key, uint32_t slot, uint32_t tie
     uint32_t to = holder_flip(t, from, slot, held);
     if (to == HOLDERS_FAILED) return -1;
     if (to == HOLDERS_NONE) {
-        map_del(&t->rows, key);
+        map_del_at(&t->rows, row);
     } else {
         t->sets[to]->blocks++;
         map_set_tag(row, to);
@@ -216,61 +216,6 @@ static uint64_t table_count_bytes(const holder_table *t) {
     for (uint32_t i = 1; i < t->count; i++)
         if (t->sets[i]) bytes += holder_set_bytes(t->sets[i]->pairs);
     return bytes;
-}
-
-/* --- the walk ------------------------------------------------------------------------------------ */
-
-#define WALK_LANES 3 /* device, CPU, any: as in block_table */
-#define WALK_STRIDE 16
-
-typedef struct {
-    uint64_t *alive; /* WALK_LANES words for every 64 slots */
-    int64_t *depths; /* WALK_LANES for every slot */
-    uint32_t pairs;
-    uint32_t last; /* every slot alive is in this set */
-} holder_walk;
-
-static inline void walk_note(holder_walk *w, uint32_t pair, uint32_t lane, uint64_t bits, int64_t depth) {
-    for (; bits; bits &= bits - 1) {
-        size_t slot = (size_t)pair * 64 + (size_t)__builtin_ctzll(bits);
-        w->depths[slot * WALK_LANES + lane] = depth;
-    }
-}
-
-/* Blocks [depth, depth + count) of a prompt: note who ends where. 0: nobody is left. */
-static int table_walk(const holder_table *t, holder_walk *w, const uint64_t *keys, size_t count,
-                      int64_t depth) {
-    for (size_t i = 0; i < count; i++) {
-        if (i % WALK_STRIDE == 0)
-            for (size_t j = i; j < count && j < i + WALK_STRIDE; j++) map_prefetch(&t->rows, keys[j]);
-        const uint8_t *row = map_find(&t->rows, keys[i]);
-        uint32_t id = row ? map_tag(row) : HOLDERS_NONE;
-        if (id == w->last && id != HOLDERS_NONE) continue;
-        const holder_set *set = id == HOLDERS_NONE ? NULL : t->sets[id];
-        uint64_t anybody = 0;
-        for (uint32_t pair = 0; pair < w->pairs; pair++) {
-            uint64_t *alive = w->alive + (size_t)pair * WALK_LANES;
-            int in = set && pair < set->pairs;
-            uint64_t device = in ? set->bits[2 * (size_t)pair] : 0;
-            uint64_t cpu = in ? set->bits[2 * (size_t)pair + 1] : 0;
-            const uint64_t held[WALK_LANES] = {device, cpu, device | cpu};
-            for (uint32_t lane = 0; lane < WALK_LANES; lane++) {
-                uint64_t lost = alive[lane] & ~held[lane];
-                if (lost) walk_note(w, pair, lane, lost, depth + (int64_t)i);
-                alive[lane] &= held[lane];
-                anybody |= alive[lane];
-            }
-        }
-        if (!anybody) return 0;
-        w->last = id;
-    }
-    return 1;
-}
-
-static void table_walk_end(holder_walk *w, int64_t depth) {
-    for (uint32_t pair = 0; pair < w->pairs; pair++)
-        for (uint32_t lane = 0; lane < WALK_LANES; lane++)
-            walk_note(w, pair, lane, w->alive[(size_t)pair * WALK_LANES + lane], depth);
 }
 
 #endif

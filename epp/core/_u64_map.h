@@ -1,99 +1,16 @@
 /* A map from u64 to a small record, in segments of at most 16K slots.
  *
- * Why segments (extendible hashing): a table of millions that doubles stalls for tens of ms; here
- * the most that is ever moved at once is one segment, some 0.1 ms. Large segments grow in small
- * steps, so that they are two thirds full or more. Open addressing, linear probing, removal by
- * shifting back (no tombstones). The position of a key depends on two secret words: nobody outside
- * can prepare keys that meet.
+ * Why segments (extendible hashing): a table of millions that doubles stalls for tens of ms; here the most
+ * that is ever moved at once is one segment, some 0.1 ms. Large segments grow in small steps, so that they
+ * are 70 to 90 % full. What is in a segment: `_map_segment.h`.
  *
- * A slot is `stride` bytes: u64 key, u32 tag (0: empty), then stride - 12 bytes of the caller's.
- * Slots are not aligned; they are read and written with memcpy. Pointers into the map are good
- * until the next map_put, map_add or map_del. No function is safe against another thread: hold the GIL.
+ * Pointers into the map are good until the next map_put or map_add, or a map_del that makes it smaller. No
+ * function is safe against another thread: hold the GIL.
  */
 #ifndef KVPULL_U64_MAP_H
 #define KVPULL_U64_MAP_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define MAP_TAG_AT 8
-#define MAP_VALUE_AT 12
-#define MAP_SEGMENT_SLOTS 16384u
-#define MAP_SMALL_SLOTS 1024u /* below, a doubling costs no memory to speak of */
-#define MAP_MAX_DEPTH 24u
-
-typedef struct {
-    uint8_t *slots;
-    uint32_t cap, used;
-    uint32_t depth; /* how many leading hash bits all its keys share */
-} map_segment;
-
-typedef struct {
-    map_segment **dir; /* 2^depth pointers, by the leading bits of the hash; NULL: nothing stored yet */
-    uint32_t depth, stride;
-    uint64_t used;
-    uint64_t secret, factor;
-    uint64_t bytes;    /* allocated for it */
-    uint64_t *account; /* the same, summed over several maps; NULL: nobody counts */
-} u64_map;
-
-typedef struct {
-    uint64_t dir;
-    uint32_t slot;
-} map_cursor;
-
-static inline uint64_t load_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return v; }
-static inline uint32_t load_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-static inline void save_u64(uint8_t *p, uint64_t v) { memcpy(p, &v, 8); }
-static inline void save_u32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
-
-/* 64 x 64 -> 128 bits, folded */
-static inline uint64_t mum(uint64_t a, uint64_t b) {
-    __extension__ typedef unsigned __int128 u128;
-    u128 r = (u128)a * b;
-    return (uint64_t)r ^ (uint64_t)(r >> 64);
-}
-
-static inline uint64_t map_hash(const u64_map *m, uint64_t key) { return mum(key ^ m->secret, m->factor); }
-static inline size_t map_dir_at(const u64_map *m, uint64_t hash) {
-    return m->depth ? (size_t)(hash >> (64 - m->depth)) : 0;
-}
-static inline uint32_t map_home(const map_segment *s, uint64_t hash) {
-    return (uint32_t)(((hash & 0xffffffffu) * s->cap) >> 32);
-}
-static inline uint8_t *map_slot(const u64_map *m, const map_segment *s, uint32_t i) {
-    return s->slots + (size_t)i * m->stride;
-}
-static inline uint32_t map_tag(const uint8_t *slot) { return load_u32(slot + MAP_TAG_AT); }
-static inline void map_set_tag(uint8_t *slot, uint32_t tag) { save_u32(slot + MAP_TAG_AT, tag); }
-
-/* The strides in use, as constants: a memcpy of unknown length is a call. */
-static inline void map_copy(const u64_map *m, uint8_t *to, const uint8_t *from) {
-    if (m->stride == 20) memcpy(to, from, 20);
-    else if (m->stride == 12) memcpy(to, from, 12);
-    else memcpy(to, from, m->stride);
-}
-
-static void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) {
-    memset(m, 0, sizeof *m);
-    m->stride = MAP_VALUE_AT + value_bytes;
-    m->secret = secret;
-    m->factor = factor | 1;
-}
-
-static inline void map_charge(u64_map *m, uint64_t more, uint64_t fewer) {
-    m->bytes += more - fewer;
-    if (m->account) *m->account += more - fewer;
-}
-
-static void map_drop_segment(u64_map *m, map_segment *s) {
-    if (!s) return;
-    map_charge(m, 0, sizeof *s + (uint64_t)s->cap * m->stride);
-    free(s->slots);
-    free(s);
-}
+#include "_map_segment.h"
 
 static void map_free(u64_map *m) {
     if (!m->dir) return;
@@ -109,49 +26,41 @@ static void map_free(u64_map *m) {
     m->used = 0;
 }
 
-/* Sizes come from a ladder of four steps an octave, so that a freed one fits the next segment that grows. */
-static uint32_t map_cap_for(uint64_t slots) {
-    uint32_t octave = 2;
-    while (slots > (uint64_t)7 << octave) octave++;
-    uint64_t step = (uint64_t)1 << octave, cap = 4 * step;
-    while (cap < slots) cap += step;
-    return (uint32_t)cap;
+/* --- growth --------------------------------------------------------------------------------------------- */
+
+/* Copy those records of `s` whose hash has all bits of `mask` as in `bits` to `to`. 0: one finds no place. */
+static int map_take_over(const u64_map *m, map_segment *to, const map_segment *s, uint64_t mask, uint64_t bits) {
+    for (uint32_t i = 0; i < s->cap * m->per; i++) {
+        const uint8_t *p = map_bucket(s, i / m->per) + (size_t)(i % m->per) * m->stride;
+        if (!map_tag(p)) continue;
+        uint64_t hash = map_hash(m, load_u64(p));
+        if ((hash & mask) != bits) continue;
+        uint8_t *place = map_place(m, to, hash);
+        if (!place) return 0;
+        map_copy(m, place, p);
+        map_count(to, hash, place);
+    }
+    return 1;
 }
 
-static uint32_t map_next_cap(const map_segment *s) {
-    return s->cap < MAP_SMALL_SLOTS ? s->cap * 2 : map_cap_for((uint64_t)s->cap + 1);
-}
-
-static map_segment *map_new_segment(u64_map *m, uint32_t cap, uint32_t depth) {
-    map_segment *s = malloc(sizeof *s);
-    if (!s) return NULL;
-    s->slots = calloc(cap, m->stride);
-    if (!s->slots) { free(s); return NULL; }
-    s->cap = cap;
-    s->used = 0;
-    s->depth = depth;
-    map_charge(m, sizeof *s + (uint64_t)cap * m->stride, 0);
-    return s;
-}
-
-/* First empty slot for a key that is known not to be there. */
-static uint8_t *map_place(const u64_map *m, map_segment *s, uint64_t hash) {
-    uint32_t i = map_home(s, hash);
-    while (map_tag(map_slot(m, s, i))) i = i + 1 == s->cap ? 0 : i + 1;
-    s->used++;
-    return map_slot(m, s, i);
+/* A segment with those records, of at least `cap` buckets. NULL: out of memory. */
+static map_segment *map_part_of(u64_map *m, const map_segment *s, uint32_t cap, uint32_t depth, uint64_t mask,
+                                uint64_t bits) {
+    for (;;) {
+        map_segment *part = map_new_segment(m, cap, depth);
+        if (!part || map_take_over(m, part, s, mask, bits)) return part;
+        cap = map_next_cap(part);
+        map_drop_segment(m, part);
+    }
 }
 
 static int map_resize(u64_map *m, map_segment *s, uint32_t cap) {
-    map_segment bigger = {calloc(cap, m->stride), cap, 0, s->depth};
-    if (!bigger.slots) return -1;
-    for (uint32_t i = 0; i < s->cap; i++) {
-        const uint8_t *p = map_slot(m, s, i);
-        if (map_tag(p)) map_copy(m, map_place(m, &bigger, map_hash(m, load_u64(p))), p);
-    }
-    map_charge(m, (uint64_t)cap * m->stride, (uint64_t)s->cap * m->stride);
-    free(s->slots);
-    *s = bigger;
+    map_segment *bigger = map_part_of(m, s, cap, s->depth, 0, 0);
+    if (!bigger) return -1;
+    map_segment old = *s;
+    *s = *bigger;
+    *bigger = old;
+    map_drop_segment(m, bigger);
     return 0;
 }
 
@@ -171,63 +80,89 @@ static int map_double_dir(u64_map *m) {
 static int map_split(u64_map *m, map_segment *s, uint64_t hash) {
     if (s->depth == m->depth && map_double_dir(m)) return -1;
     uint64_t bit = (uint64_t)1 << (63 - s->depth);
-    uint32_t cap = map_cap_for(s->used / 2 + s->used / 6); /* three quarters full */
-    map_segment *halves[2] = {map_new_segment(m, cap, s->depth + 1), map_new_segment(m, cap, s->depth + 1)};
-    int failed = !halves[0] || !halves[1];
-    for (uint32_t i = 0; i < s->cap && !failed; i++) {
-        const uint8_t *p = map_slot(m, s, i);
-        if (!map_tag(p)) continue;
-        uint64_t h = map_hash(m, load_u64(p));
-        map_segment *half = halves[(h & bit) != 0];
-        if (half->used + 1 >= half->cap) failed = map_resize(m, half, map_next_cap(half)) != 0;
-        if (!failed) map_copy(m, map_place(m, half, h), p);
-    }
-    if (failed) {
-        for (int i = 0; i < 2; i++) map_drop_segment(m, halves[i]);
+    uint32_t cap = map_cap_for(m, s->used / 2 + 1);
+    map_segment *low = map_part_of(m, s, cap, s->depth + 1, bit, 0);
+    map_segment *high = map_part_of(m, s, cap, s->depth + 1, bit, bit);
+    if (!low || !high) {
+        map_drop_segment(m, low);
+        map_drop_segment(m, high);
         return -1;
     }
     size_t span = (size_t)1 << (m->depth - s->depth);
     size_t first = map_dir_at(m, hash) & ~(span - 1);
-    for (size_t i = 0; i < span; i++) m->dir[first + i] = halves[i >= span / 2];
+    for (size_t i = 0; i < span; i++) m->dir[first + i] = i >= span / 2 ? high : low;
     map_drop_segment(m, s);
     return 0;
+}
+
+static inline int map_segment_has_room(const u64_map *m, const map_segment *s) {
+    return (uint64_t)(s->used + 1) * 10 <= (uint64_t)s->cap * m->per * 9;
+}
+
+/* A new `key` would, but for bad luck, fit without an allocation. */
+static inline int map_has_room(const u64_map *m, uint64_t key) {
+    return m->dir && map_segment_has_room(m, m->dir[map_dir_at(m, map_hash(m, key))]);
+}
+
+/* --- search --------------------------------------------------------------------------------------------- */
+
+/* The slot of `key` in one bucket, or NULL. All slots are looked at: the branch that would save some is one
+ * that nobody can foresee. An empty slot does not count whatever its key. */
+static inline __attribute__((always_inline)) uint8_t *map_find_in(const uint8_t *bucket, uint64_t key,
+                                                                  uint32_t stride, uint32_t per) {
+    const uint8_t *found = NULL;
+    for (uint32_t k = 0; k < per; k++) {
+        const uint8_t *p = bucket + k * stride;
+        found = (load_u64(p) == key) & (map_tag(p) != 0) ? p : found;
+    }
+    return (uint8_t *)found;
+}
+
+static inline uint8_t *map_find_bucket(const u64_map *m, const uint8_t *bucket, uint64_t key) {
+    if (m->stride == 12) return map_find_in(bucket, key, 12, 5);
+    if (m->stride == 20) return map_find_in(bucket, key, 20, 3);
+    return map_find_in(bucket, key, m->stride, m->per);
 }
 
 static inline uint8_t *map_find(const u64_map *m, uint64_t key) {
     if (!m->dir) return NULL;
     uint64_t hash = map_hash(m, key);
     const map_segment *s = m->dir[map_dir_at(m, hash)];
-    for (uint32_t i = map_home(s, hash);; i = i + 1 == s->cap ? 0 : i + 1) { /* never full: it ends */
-        uint8_t *p = map_slot(m, s, i);
-        if (!map_tag(p)) return NULL;
-        if (load_u64(p) == key) return p;
-    }
+    const uint8_t *first = map_bucket(s, map_first(s, hash));
+    uint8_t *found = map_find_bucket(m, first, key);
+    if (found || !map_overflow(first)) return found;
+    return map_find_bucket(m, map_bucket(s, map_second(s, hash)), key);
 }
 
-/* Inlined come what may: GCC takes a function that does nothing but prefetch for one without effect, and
- * deletes the calls of it. Most searches end within the two lines. */
-static inline __attribute__((always_inline)) void map_prefetch(const u64_map *m, uint64_t key) {
+/* Ask for the first bucket of `key`. Inlined come what may: GCC takes a function that does nothing but
+ * prefetch for one without effect, and deletes the calls of it. */
+static inline __attribute__((always_inline)) const uint8_t *map_prefetch(const u64_map *m, uint64_t key) {
+    if (!m->dir) return NULL;
+    uint64_t hash = map_hash(m, key);
+    const map_segment *s = m->dir[map_dir_at(m, hash)];
+    const uint8_t *first = map_bucket(s, map_first(s, hash));
+    __builtin_prefetch(first);
+    return first;
+}
+
+/* Ask for the second bucket of `key` if the first, which has come meanwhile, does not settle the matter:
+ * the key may be in the second, or (`adding`) have to go there. */
+static inline __attribute__((always_inline)) void map_prefetch_second(const u64_map *m, uint64_t key, int adding) {
     if (!m->dir) return;
     uint64_t hash = map_hash(m, key);
     const map_segment *s = m->dir[map_dir_at(m, hash)];
-    const uint8_t *home = map_slot(m, s, map_home(s, hash));
-    __builtin_prefetch(home);
-    __builtin_prefetch(home + 64);
+    uint8_t *first = map_bucket(s, map_first(s, hash));
+    if (map_find_bucket(m, first, key)) return;
+    if (map_overflow(first) || (adding && !map_empty_in(m, first)))
+        __builtin_prefetch(map_bucket(s, map_second(s, hash)));
 }
 
-static inline int map_segment_has_room(const map_segment *s) {
-    return (uint64_t)(s->used + 1) * 6 <= (uint64_t)s->cap * 5;
-}
-
-/* A new `key` would fit without an allocation. */
-static inline int map_has_room(const u64_map *m, uint64_t key) {
-    return m->dir && map_segment_has_room(m->dir[map_dir_at(m, map_hash(m, key))]);
-}
+/* --- changes -------------------------------------------------------------------------------------------- */
 
 /* A slot for `key`, which is not there, with `tag` (not 0) and zeros. NULL: out of memory, nothing changed. */
 static uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) {
     if (!m->dir) {
-        map_segment *s = map_new_segment(m, map_cap_for(0), 0);
+        map_segment *s = map_new_segment(m, 1, 0);
         m->dir = s ? malloc(sizeof *m->dir) : NULL;
         if (!m->dir) { map_drop_segment(m, s); return NULL; }
         map_charge(m, sizeof *m->dir, 0);
@@ -235,17 +170,19 @@ static uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) {
     }
     uint64_t hash = map_hash(m, key);
     map_segment *s = m->dir[map_dir_at(m, hash)];
-    while (!map_segment_has_room(s)) {
-        int failed = s->cap >= MAP_SEGMENT_SLOTS && s->depth < MAP_MAX_DEPTH
+    uint8_t *p = map_segment_has_room(m, s) ? map_place(m, s, hash) : NULL;
+    while (!p) {
+        int failed = (uint64_t)s->cap * m->per >= MAP_SEGMENT_SLOTS && s->depth < MAP_MAX_DEPTH
                          ? map_split(m, s, hash)
                          : map_resize(m, s, map_next_cap(s));
         if (failed) return NULL;
         s = m->dir[map_dir_at(m, hash)];
+        p = map_segment_has_room(m, s) ? map_place(m, s, hash) : NULL;
     }
-    uint8_t *p = map_place(m, s, hash);
     save_u64(p, key);
     map_set_tag(p, tag);
     memset(p + MAP_VALUE_AT, 0, m->stride - MAP_VALUE_AT);
+    map_count(s, hash, p);
     m->used++;
     return p;
 }
@@ -260,43 +197,56 @@ static uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) {
     return found;
 }
 
-/* Take out `key`; harmless if it is not there. */
-static void map_del(u64_map *m, uint64_t key) {
-    uint8_t *hole = map_find(m, key);
-    if (!hole) return;
-    map_segment *s = m->dir[map_dir_at(m, map_hash(m, key))];
-    uint32_t i = (uint32_t)((size_t)(hole - s->slots) / m->stride), j = i;
-    for (;;) {
-        j = j + 1 == s->cap ? 0 : j + 1;
-        uint8_t *p = map_slot(m, s, j);
-        if (!map_tag(p)) break;
-        uint32_t home = map_home(s, map_hash(m, load_u64(p)));
-        uint32_t from_home = j >= home ? j - home : j + s->cap - home;
-        uint32_t from_hole = j >= i ? j - i : j + s->cap - i;
-        if (from_home >= from_hole) {
-            map_copy(m, map_slot(m, s, i), p);
-            i = j;
-        }
-    }
-    map_set_tag(map_slot(m, s, i), 0);
+/* Take out the record at `hole`, which map_find has given. */
+static void map_del_at(u64_map *m, uint8_t *hole) {
+    uint64_t hash = map_hash(m, load_u64(hole));
+    map_segment *s = m->dir[map_dir_at(m, hash)];
+    uint8_t *first = map_bucket(s, map_first(s, hash));
+    if (hole < first || hole >= first + MAP_BUCKET_BYTES) map_overflow_add(first, (uint32_t)-1);
+    map_set_tag(hole, 0);
     s->used--;
     m->used--;
     if (!m->used && m->depth) map_free(m);
-    else if (s->cap > 64 && s->used < s->cap / 4) (void)map_resize(m, s, map_cap_for((uint64_t)s->used * 2));
+    else if (s->cap > 16 && s->used * 4 < s->cap * m->per) (void)map_resize(m, s, map_cap_for(m, (uint64_t)s->used * 3 / 2));
 }
+
+/* Take out `key`; harmless if it is not there. */
+static void map_del(u64_map *m, uint64_t key) {
+    uint8_t *hole = map_find(m, key);
+    if (hole) map_del_at(m, hole);
+}
+
+/* --- all records ---------------------------------------------------------------------------------------- */
 
 /* Next record after `at`, NULL at the end. Nothing may be put or deleted meanwhile. */
 static uint8_t *map_next(const u64_map *m, map_cursor *at) {
     while (m->dir && at->dir < (uint64_t)1 << m->depth) {
         const map_segment *s = m->dir[at->dir];
-        while (at->slot < s->cap) {
-            uint8_t *p = map_slot(m, s, at->slot++);
+        while (at->slot < s->cap * m->per) {
+            uint8_t *p = map_bucket(s, at->slot / m->per) + (size_t)(at->slot % m->per) * m->stride;
+            at->slot++;
             if (map_tag(p)) return p;
         }
         at->slot = 0;
         at->dir += (uint64_t)1 << (m->depth - s->depth);
     }
     return NULL;
+}
+
+static uint64_t map_count_buckets(const u64_map *m) {
+    uint64_t buckets = 0;
+    for (size_t i = 0; m->dir && i < (size_t)1 << m->depth; i += (size_t)1 << (m->depth - m->dir[i]->depth))
+        buckets += m->dir[i]->cap;
+    return buckets;
+}
+
+/* All buckets as they are, one behind the other, to memory that has room for them. */
+static void map_copy_buckets(const u64_map *m, uint8_t *to) {
+    for (size_t i = 0; m->dir && i < (size_t)1 << m->depth; i += (size_t)1 << (m->depth - m->dir[i]->depth)) {
+        size_t bytes = (size_t)m->dir[i]->cap * MAP_BUCKET_BYTES;
+        memcpy(to, m->dir[i]->buckets, bytes);
+        to += bytes;
+    }
 }
 
 /* As map_next, and forgets the record: for maps that nobody looks into any more. The record, but for
@@ -314,19 +264,24 @@ static uint8_t *map_take_next(u64_map *m, map_cursor *at, uint32_t *tag) {
 /* Every record can be found, no segment is too full, counts and bytes are right. For tests. */
 static int map_is_sound(const u64_map *m) {
     map_cursor at = {0, 0};
-    uint64_t seen = 0, used = 0, bytes = m->dir ? ((uint64_t)1 << m->depth) * sizeof *m->dir : 0;
+    uint64_t seen = 0, second = 0, used = 0, bytes = m->dir ? ((uint64_t)1 << m->depth) * sizeof *m->dir : 0;
     for (uint8_t *p; (p = map_next(m, &at));) {
+        uint64_t hash = map_hash(m, load_u64(p));
+        const map_segment *s = m->dir[map_dir_at(m, hash)];
+        const uint8_t *first = map_bucket(s, map_first(s, hash));
         if (map_find(m, load_u64(p)) != p) return 0;
+        second += p < first || p >= first + MAP_BUCKET_BYTES;
         seen++;
     }
     for (size_t i = 0; m->dir && i < (size_t)1 << m->depth;) {
         const map_segment *s = m->dir[i];
-        if (s->depth > m->depth || s->used >= s->cap) return 0;
+        if (s->depth > m->depth || s->used > s->cap * m->per) return 0;
+        for (uint32_t b = 0; b < s->cap; b++) second -= map_overflow(map_bucket(s, b));
         used += s->used;
-        bytes += sizeof *s + (uint64_t)s->cap * m->stride;
+        bytes += map_segment_bytes(s->cap);
         i += (size_t)1 << (m->depth - s->depth);
     }
-    return seen == m->used && used == m->used && bytes == m->bytes;
+    return !second && seen == m->used && used == m->used && bytes == m->bytes;
 }
 
 #endif

@@ -117,15 +117,6 @@ class BlockTable:
         if after != old.bits:
             self._replace(key, old, after)
 
-    def drop_slot(self, key: BlockKey, slot: int) -> None:
-        """Mutates: `slot` holds `key` in no tier."""
-        old = self._rows.get(key)
-        if old is None:
-            return
-        after = old.bits & ~(_SLOT << slot * LANES)
-        if after != old.bits:
-            self._replace(key, old, after)
-
     def _replace(self, key: BlockKey, old: HolderSet | None, bits: int) -> None:
         budget = self.budget
         if old is None:

@@ -168,20 +168,3 @@ class BlockHasher:
             blocks = struct.unpack_from(f"{block_bytes}s" * count, packed)
         # NewType call costs as much as the hash
         return [key := digest(block, key) for block in blocks]  # type: ignore[misc]
-
-    def prompt_keys(
-        self,
-        token_ids: Sequence[int],
-        block_size_tokens: int,
-        *,
-        model: str = "",
-        lora_name: str | None = None,
-        cache_salt: str | None = None,
-    ) -> list[BlockKey]:
-        """Keys of a prompt's whole blocks.
-
-        Raises:
-            InvalidTokens: see `pack_tokens`.
-        """
-        root = self.root(model, lora_name, cache_salt)
-        return self.chain(root, pack_tokens(token_ids), block_size_tokens)

@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from epp.core.byte_budget import ByteBudget
 from epp.core.engine_blocks import EngineBlocks
@@ -88,9 +88,36 @@ class EndpointDump:
         return _records(self, start, stop)
 
 
-def dump_columns(blocks: EngineBlocks) -> tuple[Columns, bool]:
-    """Columns of an endpoint's records, and whether they tell all of each."""
-    return _columns(blocks.records())
+class Frozen(Protocol):
+    """The records of an endpoint as they were at one moment."""
+
+    def step(self, blocks: int) -> bool:
+        """Mutates: make the columns of up to `blocks` more records. False: all done."""
+        ...
+
+    def columns(self) -> tuple[Columns, bool]:
+        """When all is done: the columns, and whether they tell all of each record."""
+        ...
+
+
+class FrozenRecords:
+    """Those of a pure index. To take them is one step: the interpreter has no cheaper copy."""
+
+    def __init__(self, blocks: EngineBlocks) -> None:
+        self._rows = list(blocks.records())
+        self._parts: list[Columns] = []
+        self._exact = True
+        self._done = 0
+
+    def step(self, blocks: int) -> bool:
+        part, exact = _columns(iter(self._rows[self._done : self._done + blocks]))
+        self._parts.append(part)
+        self._exact = self._exact and exact
+        self._done += blocks
+        return self._done < len(self._rows)
+
+    def columns(self) -> tuple[Columns, bool]:
+        return Columns(*map(b"".join, zip(*self._parts, strict=True))), self._exact
 
 
 def dump_groups(groups: WindowGroups | None) -> tuple[tuple[GroupDump, ...], bool]:

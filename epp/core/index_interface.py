@@ -115,6 +115,11 @@ class PrefixIndex(Protocol):
         """Everything held of the endpoint, for `restore` in an index of the same seed and scheme."""
         ...
 
+    def dump_steps(self, endpoint: EndpointId, step_blocks: int) -> Iterator[EndpointDump | None]:
+        """As `dump`, in steps that keep a loop free: None after each, the dump at last. It tells what was
+        held when this was called, whatever happens to the endpoint between the steps."""
+        ...
+
     def restore(self, endpoint: EndpointId, dump: EndpointDump) -> None:
         """Mutates: take over a dump; the endpoint must be added and empty.
 

@@ -10,7 +10,8 @@ It must not know sequence numbers or claim states (`event_stream`), nor time, no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from engine_plugin.identity import EndpointId
 from epp.core.block_table import ANY_LANE, CPU_LANE, DEVICE_LANE, LANES, require
@@ -31,8 +32,9 @@ from epp.core.index_dump import (
     Columns,
     DumpRefused,
     EndpointDump,
+    Frozen,
+    FrozenRecords,
     check_dump,
-    dump_columns,
     dump_groups,
     load_records,
     restore_groups,
@@ -132,22 +134,27 @@ class PythonPrefixIndex(IndexWriter):
     # --- dump and restore -----------------------------------------------------------------------
 
     def dump(self, endpoint: EndpointId) -> EndpointDump:
+        *_, dump = self.dump_steps(endpoint, 1 << 62)
+        assert dump is not None
+        return dump
+
+    def dump_steps(self, endpoint: EndpointId, step_blocks: int) -> Iterator[EndpointDump | None]:
         known = self._endpoints[endpoint]
         blocks = known.blocks
-        columns, whole = self._columns(blocks)
         groups, all_groups_whole = dump_groups(blocks.groups)
-        return EndpointDump(
+        frame = EndpointDump(
             scheme=self._hasher.scheme,
             model=known.model,
             block_size_tokens=blocks.block_size_tokens,
-            **columns._asdict(),
-            complete=whole and all_groups_whole and not blocks.waiting,
+            **Columns()._asdict(),
+            complete=all_groups_whole and not blocks.waiting,
             groups=groups,
             main_group=blocks.main_group,
         )
+        return _dumped(frame, self._freeze(blocks), step_blocks)
 
-    def _columns(self, blocks: EngineBlocks) -> tuple[Columns, bool]:
-        return dump_columns(blocks)
+    def _freeze(self, blocks: EngineBlocks) -> Frozen:
+        return FrozenRecords(blocks)
 
     def restore(self, endpoint: EndpointId, dump: EndpointDump) -> None:
         for _ in self.restore_steps(endpoint, dump, len(dump.names) or 1):
@@ -161,11 +168,12 @@ class PythonPrefixIndex(IndexWriter):
         check_dump(dump, self._hasher.scheme, known.model, self._limits)
         try:
             blocks.block_size_tokens, blocks.main_group = dump.block_size_tokens, dump.main_group
+            load = self._loader(blocks, dump)
             for start in range(0, dump.blocks, step_blocks):
                 if known.blocks is not blocks or self._endpoints.get(endpoint) is not known:
                     raise DumpRefused("overtaken")
                 stop = min(start + step_blocks, dump.blocks)
-                self._load(blocks, dump, start, stop)
+                load(start, stop)
                 yield stop
             if dump.groups:
                 restore_groups(self._groups_of(blocks), dump)
@@ -174,8 +182,13 @@ class PythonPrefixIndex(IndexWriter):
                 self.clear(endpoint)
             raise
 
-    def _load(self, blocks: EngineBlocks, dump: EndpointDump, start: int, stop: int) -> None:
-        load_records(blocks, dump.records(start, stop), self._limits, self._table.budget)
+    def _loader(self, blocks: EngineBlocks, dump: EndpointDump) -> Callable[[int, int], None]:
+        """What takes over part [start, stop) of a dump."""
+
+        def load(start: int, stop: int) -> None:
+            load_records(blocks, dump.records(start, stop), self._limits, self._table.budget)
+
+        return load
 
     def __len__(self) -> int:
         """Distinct blocks that anybody holds (cleared ones included until swept)."""
@@ -201,3 +214,10 @@ class PythonPrefixIndex(IndexWriter):
             self._table.budget.endpoint_bytes == sum(b.own_bytes for b in blocks),
             "bytes of endpoints are off",
         )
+
+
+def _dumped(frame: EndpointDump, frozen: Frozen, step_blocks: int) -> Iterator[EndpointDump | None]:
+    while frozen.step(step_blocks):
+        yield None
+    columns, whole = frozen.columns()
+    yield replace(frame, **columns._asdict(), complete=frame.complete and whole)

@@ -173,9 +173,18 @@ class ViewIntake:
 
     def export(self, endpoint: EndpointId) -> ExportedView | None:
         """What a sibling can take over; None without a claim, or where no engine could confirm it."""
+        steps = list(self.export_steps(endpoint, 1 << 62))
+        return steps[-1] if steps else None
+
+    def export_steps(self, endpoint: EndpointId, step_blocks: int) -> Iterator[ExportedView | None]:
+        """As `export`, in steps that keep a loop free: None after each, the view at last; nothing at all
+        without a claim. It is the view at the moment of this call."""
         view = self._views.get(endpoint)
         position = None if view is None else view.stream.position
-        return None if position is None else ExportedView(position, self._index.dump(endpoint))
+        if position is None:
+            return iter(())
+        dumps = self._index.dump_steps(endpoint, step_blocks)
+        return (None if dump is None else ExportedView(position, dump) for dump in dumps)
 
     def adopt(self, endpoint: EndpointId, exported: ExportedView) -> None:
         """Take over a sibling's view of an endpoint that was just added. It claims nothing until the

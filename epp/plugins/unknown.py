@@ -14,11 +14,6 @@ from collections.abc import Iterable, Sequence
 NEUTRAL = 0.5
 
 
-def known_or_none(value: float | None) -> float | None:
-    """None for what is no finite number."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """None: nothing is known."""
     known = [value for value in values if value is not None]

@@ -34,8 +34,9 @@ class SnapshotSource(Protocol):
     @property
     def scheme(self) -> str: ...
 
-    def rows(self) -> Iterable[wire.Row]:
-        """Views of the endpoints that have a claim. Read lazily: the pool may change meanwhile."""
+    def rows(self) -> Iterable[wire.Row | None]:
+        """Views of the endpoints that have a claim. Read lazily: the pool may change meanwhile. None: a view
+        is still being made, and the loop may do something else."""
         ...
 
     def __len__(self) -> int:
@@ -188,6 +189,9 @@ class SnapshotServer:
         hello = wire.Hello(wire.VERSION, source.seed, source.scheme, len(source))
         await self._send(writer, wire.encode_header(hello))
         for row in source.rows():
+            if row is None:
+                await asyncio.sleep(0)
+                continue
             try:
                 pieces = wire.encode_row(row)
             except wire.FormatError as error:

@@ -257,6 +257,27 @@ async def test_a_fault_of_the_source_costs_one_snapshot_and_not_the_server(certi
         await counted(server, failed=2)
 
 
+async def test_the_loop_turns_while_a_row_is_being_made(certificates: Path) -> None:
+    turns = 0
+
+    class Slow(Source):
+        def rows(self):  # type: ignore[no-untyped-def]
+            for made in ROWS:
+                yield None
+                asyncio.get_running_loop().call_soon(turn)
+                yield None
+                yield made
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    async with serving(Slow(ROWS), certificates) as server:
+        found = await ask(certificates, server.port)
+        assert (found.outcome, len(found.rows)) == ("complete", len(ROWS))
+    assert turns == len(ROWS)
+
+
 async def test_the_size_limit_keeps_what_came_before_it(certificates: Path) -> None:
     async with serving(Source(ROWS), certificates) as server:
         found = await ask(certificates, server.port, settings=replace(PATIENT, limits=ReadLimits(10_000)))

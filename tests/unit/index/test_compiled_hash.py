@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from epp.core.hashing import BlockHasher
+from epp.core.hashing import BlockHasher, pack_tokens
 from epp.core.types import BlockKey
 
 compiled = pytest.importorskip(
@@ -19,9 +19,9 @@ ROOT = BlockKey(7)
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=60), st.integers(1, 9))
 def test_a_chain_is_its_blocks_one_after_the_other(tokens: list[int], size: int) -> None:
-    keys = HASHER.prompt_keys(tokens, size)
-    assert len(keys) == len(tokens) // size
     parent = HASHER.root("", None, None)
+    keys = HASHER.chain(parent, pack_tokens(tokens), size)
+    assert len(keys) == len(tokens) // size
     for i, key in enumerate(keys):
         raw = b"".join(t.to_bytes(4, "little") for t in tokens[i * size : (i + 1) * size])
         parent = HASHER.next_key(parent, raw)

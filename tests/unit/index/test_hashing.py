@@ -19,9 +19,15 @@ from epp.core.hashing import (
 )
 from epp.core.index_choice import IndexMaker
 from epp.core.prefix_index import PrefixIndex, PythonPrefixIndex
-from epp.core.types import EngineBlockHash
+from epp.core.types import BlockKey, EngineBlockHash
 
 HASHER = BlockHasher(bytes(range(16)))
+
+
+def prompt_keys(tokens: list[int], size: int) -> list[BlockKey]:
+    return HASHER.chain(HASHER.root("", None, None), pack_tokens(tokens), size)
+
+
 PROMPT = [7, 8, 9, 10, 11, 12, 13, 14]
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -33,7 +39,7 @@ def test_seed_must_have_128_bits() -> None:
 
 @given(token_lists, st.integers(1, 5))
 def test_a_key_chains_its_block_to_the_key_before_it(tokens: list[int], size: int) -> None:
-    keys = HASHER.prompt_keys(tokens, size)
+    keys = prompt_keys(tokens, size)
     assert len(keys) == len(tokens) // size
     parent = int(HASHER.root("", None, None))
     for i, key in enumerate(keys):
@@ -71,7 +77,7 @@ def test_keys_depend_on_seed_model_adapter_and_salt() -> None:
 
 def test_a_shared_prefix_has_shared_keys_and_nothing_after_it() -> None:
     other = [*PROMPT[:4], 99, *PROMPT[5:]]
-    ours, theirs = HASHER.prompt_keys(PROMPT, 2), HASHER.prompt_keys(other, 2)
+    ours, theirs = prompt_keys(PROMPT, 2), prompt_keys(other, 2)
     assert ours[:2] == theirs[:2]
     assert not set(ours[2:]) & set(theirs[2:])
 

@@ -226,6 +226,35 @@ def test_steps_keep_a_loop_free_and_end_in_the_same_state(make_index: IndexMaker
     assert sorted_columns(index.dump(A)) == sorted_columns(dump)
 
 
+@pytest.mark.parametrize("change", ["events", "clear", "remove"])
+def test_a_dump_in_steps_tells_what_was_held_when_it_began(make_index: IndexMaker, change: str) -> None:
+    index = new_index(make_index)
+    index.apply(A, [chain(0, 10), BlockRemoved(DEVICE, chain(0, 10).hashes[8:])])
+    before = index.dump(A)
+    steps = index.dump_steps(A, 2)
+    assert next(steps) is None
+    if change == "events":
+        index.apply(A, [BlockRemoved(DEVICE, chain(0, 10).hashes[:5]), chain(10, 40)])
+    elif change == "clear":
+        index.clear(A)
+        index.sweep(100)
+    else:
+        index.remove_endpoint(A)
+    *nothing, dump = steps
+    assert not any(nothing)
+    assert dump == before
+    index.check_integrity()
+
+
+def test_a_step_of_a_dump_is_bounded_by_blocks(make_index: IndexMaker) -> None:
+    index = new_index(make_index)
+    index.apply(A, [chain(0, 1_000)])
+    *steps, dump = index.dump_steps(A, 50)
+    assert len(steps) >= 1_000 // 50 - 1  # a step may look at a few places more than asked for
+    assert dump is not None
+    assert dump.blocks == 1_000
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_restore_that_is_overtaken_stops(make_index: IndexMaker, gone: bool) -> None:
     index = new_index(make_index)

@@ -387,7 +387,6 @@ def test_holders_are_not_limited_in_number(index_of: IndexOf) -> None:
 def test_corruption_is_found(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored()])
-    key = index._hasher.prompt_keys(PROMPT, SIZE)[3]
-    index._table.drop_slot(key, 0)
+    assert index._endpoints[A].blocks.sweep(1) == 1  # as for a cleared endpoint: its counts stay
     with pytest.raises(IndexCorrupt):
         index.check_integrity()

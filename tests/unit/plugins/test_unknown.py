@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -21,7 +20,7 @@ from epp.plugins.scorers import (
     QueueScorer,
     RunningRequestsScorer,
 )
-from epp.plugins.unknown import NEUTRAL, fill_unknown, known_or_none, mean_of_known
+from epp.plugins.unknown import NEUTRAL, fill_unknown, mean_of_known
 from tests.unit.core.rows import candidate
 from tests.unit.plugins.pools import asked, loaded, pods, with_loras
 
@@ -105,4 +104,3 @@ def test_the_parts_of_the_rule() -> None:
     assert mean_of_known([None, 1.0, 3.0]) == 2.0
     assert mean_of_known([None, None]) is None
     assert fill_unknown([None, None]) == [NEUTRAL, NEUTRAL]
-    assert [known_or_none(v) for v in (None, math.nan, math.inf, 0.0)] == [None, None, None, 0.0]
