@@ -1,8 +1,8 @@
 """`python -m benchmarks.experiments`: the experimental policies beside their peers, on hot prefixes.
 
 In virtual time. One made-up workload (16 prefixes of 16,000 tokens, Zipf 1.2, Poisson arrivals, four
-engines), each policy by its configuration alone. It says what the policies do to a tail, not what a deployment would see:
-no protocol was committed before, and `simulator` has the published workloads.
+engines), each policy by its configuration alone. It says what the policies do to a tail, not what a
+deployment would see: no protocol was committed before, and `simulator` has the published workloads.
 """
 
 from __future__ import annotations
