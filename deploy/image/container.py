@@ -5,6 +5,7 @@ crun is a real OCI runtime, the one below CRI-O; what is not as in a cluster is 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,6 +23,15 @@ _SHARED = ("network",)  # of the machine, so that probes reach it over loopback;
 _NAMESPACES = ("mount", "pid", "ipc", "uts")
 # crun refuses cgroups of two versions side by side; it manages none here, so it is shown one of them
 _ONE_CGROUP = ("unshare", "--mount", "sh", "-c", 'mount -t cgroup2 none /sys/fs/cgroup; exec "$@"', "crun")
+_STATUS = {
+    "Uid": f"{USER} " * 4,
+    "Gid": f"{USER} " * 4,
+    "Groups": "",
+    "CapEff": "0" * 16,
+    "CapBnd": "0" * 16,
+    "NoNewPrivs": "1",
+}
+_WRITES = {"/opt/kvpull/x": errno.EROFS, "/x": errno.EROFS, "/tmp/x": 0}
 _STOP_TIMEOUT_S = 60
 _DEVICES = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
 
@@ -127,25 +137,25 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 def runtime_faults(container: Container) -> list[str]:
     """What is not as the pod's security context wants it, seen from the machine and from inside."""
-    status = dict(
-        line.split(":\t", 1)
-        for line in Path(f"/proc/{container.pid}/status").read_text().splitlines()
-        if ":\t" in line
-    )
-    wanted = {
-        "Uid": "\t".join([str(USER)] * 4),
-        "Gid": "\t".join([str(USER)] * 4),
-        "Groups": "",
-        "CapEff": "0" * 16,
-        "CapBnd": "0" * 16,
-        "NoNewPrivs": "1",
-    }
+    lines = Path(f"/proc/{container.pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    return faults_of(status, {path: _write(container, path) for path in _WRITES})
+
+
+def _write(container: Container, path: str) -> int:
+    """The error number of a process of its own that opens the file; 0: none."""
+    code = f"import sys\ntry: open({path!r}, 'w')\nexcept OSError as e: sys.exit(e.errno)"
+    return container.execute("/opt/kvpull/bin/python", "-c", code).returncode
+
+
+def faults_of(status: Mapping[str, str], errors: Mapping[str, int]) -> list[str]:
+    """Sentences about a /proc status and about what came of writing to paths."""
     faults = [
-        f"{key} is {status[key].strip()!r}" for key, text in wanted.items() if status[key].strip() != text
+        f"{key} is {' '.join(status[key].split())!r}"
+        for key, wanted in _STATUS.items()
+        if status[key].split() != wanted.split()
     ]
-    for path, error in (("/opt/kvpull/x", 30), ("/x", 30), ("/tmp/x", 0)):
-        code = f"import sys\ntry: open({path!r}, 'w')\nexcept OSError as e: sys.exit(e.errno)"
-        found = container.execute("/opt/kvpull/bin/python", "-c", code).returncode
-        if found != error:
-            faults.append(f"writing {path}: {os.strerror(found) if found else 'allowed'}")
+    for path, wanted in _WRITES.items():
+        if errors[path] != wanted:
+            faults.append(f"writing {path}: {os.strerror(errors[path]) if errors[path] else 'allowed'}")
     return faults

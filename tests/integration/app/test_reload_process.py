@@ -70,8 +70,9 @@ async def test_a_new_profile_without_a_restart(tmp_path: Path) -> None:
         await until(empty)
 
 
-async def test_a_configuration_may_be_given_as_text(tmp_path: Path) -> None:
-    (tmp_path / "endpoints.json").write_text(json.dumps({"endpoints": [absent("a", 9)]}))
+async def test_a_configuration_as_text_and_an_endpoint_of_ipv6(tmp_path: Path) -> None:
+    row = absent("a", 9) | {"host": "2001:DB8:0::1"}
+    (tmp_path / "endpoints.json").write_text(json.dumps({"endpoints": [row]}))
     (tmp_path / "token").write_text(TOKEN)
     arguments = ["--config-text", CONFIG, "--debug-token-file", str(tmp_path / "token"), *ANY_PORTS]
     arguments += ["--endpoints-file", str(tmp_path / "endpoints.json"), "--tokenizer", str(TOKENIZER)]
@@ -79,5 +80,5 @@ async def test_a_configuration_may_be_given_as_text(tmp_path: Path) -> None:
         said = await picker.debug("config")
         assert (said["generation"], said["profiles"][0]["picker"]) == (1, "max-score-picker")
         routed = await picker.ask(prompt_ids(64), "r")
-        assert routed.destination == "127.0.0.1:9"
+        assert routed.destination == "[2001:db8::1]:9"
         await routed.end()

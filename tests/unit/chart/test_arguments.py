@@ -108,14 +108,14 @@ def test_the_doctor_asks_every_picker(snapshots: bool) -> None:
         "snapshots": {"enabled": snapshots},
     }
     manifests = chart.minimal(values)
-    (url,) = parser().parse_args(chart.container(manifests, "doctor")["args"]).replicas_of
+    (url,) = parser().parse_args(chart.container(manifests, "doctor")["args"]).url
     service = chart.find(manifests, "Service", "-siblings")
     assert url == f"http://{service['metadata']['name']}.llm.svc.cluster.local:9090"
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     assert ports == {"every-picker": 9090} | ({"snapshots": 9004} if snapshots else {})
     one = parser().parse_args(chart.container(chart.minimal(), "doctor")["args"])
-    assert (one.url, one.replicas_of) == (["http://kv-epp.llm.svc.cluster.local:9090"], None)
+    assert one.url == ["http://kv-epp.llm.svc.cluster.local:9090"]
 
 
 def test_images_start_what_the_arguments_are_for() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -91,3 +93,26 @@ def test_a_container_is_started_with_the_rights_that_the_chart_gives() -> None:
     assert found["process"]["args"] == ["kvpull", "epp", "--a"]
     (mounted,) = [m for m in found["mounts"] if m["destination"] == "/etc/kvpull"]
     assert "ro" in mounted["options"]
+
+
+def test_a_machine_that_cannot_build_is_told_what_is_missing(tmp_path: Path) -> None:
+    """Exit status 2 lets `make soak` go on."""
+    command = [sys.executable, "-m", "deploy.image", "--work", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "buildah, debootstrap, crun not installed" in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["root", "capability", "writable"])
+def test_a_pod_that_has_too_much_is_seen(fault: str) -> None:
+    """The negative control of the probes: each right that the pod must not have is named."""
+    status = {"Uid": "\t65532" * 4, "Gid": "\t65532" * 4, "Groups": "", "NoNewPrivs": "1"}
+    status |= {"CapEff": "0" * 16, "CapBnd": "0" * 16}
+    status |= {"root": {"Uid": "\t0" * 4}, "capability": {"CapEff": "0" * 15 + "1"}}.get(fault, {})
+    errors = {"/opt/kvpull/x": 0 if fault == "writable" else 30, "/x": 30, "/tmp/x": 0}
+    (told,) = container.faults_of(status, errors)
+    assert {"root": "Uid", "capability": "CapEff", "writable": "writing /opt/kvpull/x: allowed"}[
+        fault
+    ] in told
