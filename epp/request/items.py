@@ -55,6 +55,7 @@ _IN_PLACE: Final[Mapping[str, frozenset[str]]] = {
     "qwen3_vl_moe": frozenset(("image",)),
     "smolvlm": frozenset(("image",)),
 }
+KNOWN_KINDS: Final = frozenset(_IN_PLACE)
 _PLACEHOLDER_NAMES: Final = tuple(
     f"{modality}_token_{suffix}" for modality in ("image", "audio", "video") for suffix in ("id", "index")
 )
