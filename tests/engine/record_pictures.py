@@ -1,8 +1,8 @@
 """Ask the real processors; writes tests/data/parity/pictures.tsv.
 
-Usage: python -m tests.engine.record_pictures PACKAGES, a directory with torchvision 0.28.0 and num2words
-(`pip install --no-deps --target`). vLLM's environment has neither: on the package index torchvision has no
-build for CPUs (see with_torchvision/).
+Usage: python -m tests.engine.record_pictures PACKAGES, a directory with torchvision 0.28.0, num2words and
+soundfile with cffi (`pip install --no-deps --target`). vLLM's environment has none of them: on the package
+index torchvision has no build for CPUs (see with_torchvision/).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ async def in_front(session: aiohttp.ClientSession, url: str, case: Case) -> reco
     async with session.post(f"{url}{case.path}/render", data=case.body, headers=JSON_HEADERS) as response:
         answer = await response.json()
         if response.status != 200:
+            print(f"{case.key}: HTTP {response.status}")
             return record.REFUSED
     ids: list[int] = answer["token_ids"]
     places = (answer.get("features") or {}).get("mm_placeholders") or {}

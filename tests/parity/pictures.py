@@ -146,8 +146,9 @@ def _responses() -> Iterator[tuple[str, Fields]]:
     image = {"type": "input_image", "image_url": picture_url(1)}
     yield "between", {"instructions": LONG, "input": [user([inputs("Look:"), image, inputs("What?")])]}
     yield "detail", {"input": [user([inputs("Look:"), image | {"detail": "high"}])]}
+    shown = image | {"detail": "auto"}
     call = {"type": "function_call", "call_id": "call_00000001", "name": "f", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "call_00000001", "output": [inputs("It:"), image]}
+    output = {"type": "function_call_output", "call_id": "call_00000001", "output": [inputs("It:"), shown]}
     yield "result", {"input": [user("Show"), call, output]}
 
 
