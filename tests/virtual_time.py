@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # what it is depends on the system
+class _Jumping(selectors.DefaultSelector):
     """Looks for events, but waits for none."""
 
     now_s = 0.0

@@ -11,7 +11,7 @@ models whose processor does nothing else. Those are listed here, from vLLM 0.32 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _MODALITIES: Final = {
@@ -55,6 +55,9 @@ _IN_PLACE: Final[Mapping[str, frozenset[str]]] = {
     "qwen3_vl_moe": frozenset(("image",)),
     "smolvlm": frozenset(("image",)),
 }
+# where the token that config.json names is not the one that a template writes, but what an item consists of
+_PLACEHOLDERS: Final[Mapping[str, str]] = {"llama4": "<|image|>"}
+KNOWN_KINDS: Final = frozenset(_IN_PLACE)
 _PLACEHOLDER_NAMES: Final = tuple(
     f"{modality}_token_{suffix}" for modality in ("image", "audio", "video") for suffix in ("id", "index")
 )
@@ -73,14 +76,19 @@ def shown_item(part: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class ItemPlaces:
-    """Of one model (its config.json; {} for none): where its items begin in a prompt's tokens."""
+    """Of one model (its config.json; {} for none): where its items begin in a prompt's tokens.
+    `token_id` is of its tokenizer."""
 
-    def __init__(self, model_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model_config: Mapping[str, Any], token_id: Callable[[str], int | None] = lambda _: None
+    ) -> None:
         model_type = model_config.get("model_type")
         self._modalities = (
             _IN_PLACE.get(model_type, frozenset()) if isinstance(model_type, str) else frozenset()
         )
-        found = {model_config.get(name) for name in _PLACEHOLDER_NAMES}
+        found: set[Any] = {model_config.get(name) for name in _PLACEHOLDER_NAMES}
+        if isinstance(model_type, str) and model_type in _PLACEHOLDERS:
+            found = {token_id(_PLACEHOLDERS[model_type])}
         self._placeholders = frozenset(token for token in found if type(token) is int and token >= 0)
 
     def admits(self, modalities: frozenset[str]) -> bool:

@@ -98,7 +98,7 @@ class LocalTokenizer:
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
             special_tokens=dict(_special_tokens(config)),
-            item_places=ItemPlaces(model_config),
+            item_places=ItemPlaces(model_config, tokenizer.token_to_id),
             flags=flags,
         )
 

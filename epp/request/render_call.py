@@ -7,6 +7,7 @@ that API is asked (/v1/responses, /v1/messages), or the prompt is `Unwritable`: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -41,7 +42,7 @@ def _call(prompt: TextPrompt | ChatPrompt) -> tuple[str, dict[str, object]]:
         return COMPLETION_PATH, {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
     if prompt.thinking_disabled:
         raise Unwritable("only the engine's server does this")
-    if prompt.origin is not None and (prompt.inline_system or prompt.items):
+    if prompt.origin is not None and _is_no_chat(prompt):
         return _own_endpoint(prompt.origin, prompt)
     try:
         return CHAT_PATH, _chat_fields(prompt)
@@ -49,6 +50,17 @@ def _call(prompt: TextPrompt | ChatPrompt) -> tuple[str, dict[str, object]]:
         if prompt.origin is None:
             raise
         return _own_endpoint(prompt.origin, prompt)
+
+
+def _is_no_chat(prompt: ChatPrompt) -> bool:
+    """Whether only the endpoint of its own API takes it as it is."""
+    return prompt.inline_system or bool(prompt.items) or any(map(_has_input_parts, prompt.messages))
+
+
+def _has_input_parts(message: Mapping[str, Any]) -> bool:
+    """Parts of /v1/responses, which a chat's validation refuses in most roles."""
+    content = message.get("content")
+    return isinstance(content, list) and any(part["type"] == "input_text" for part in content)
 
 
 def _own_endpoint(origin: Origin, prompt: ChatPrompt) -> tuple[str, dict[str, object]]:

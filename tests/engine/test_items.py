@@ -6,10 +6,7 @@ of those under another picture; and what its events say of the blocks from the i
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from epp.request.tokenise import LocalTokeniser, Tokeniser
 from tests.engine.serving import BLOCK_TOKENS, Engine, watching
 from tests.engine.test_kv_events import serve
 from tests.parity.ours import JSON_HEADERS
+from tests.parity.pictures import picture_url
 
 pytestmark = pytest.mark.timeout(900)
 CHAT = "/v1/chat/completions"
@@ -30,16 +28,7 @@ LONG = "The harbour lies behind the hill. " * 12
 
 def picture(shade: int, **more: Any) -> dict[str, Any]:
     """A grey PNG as a part of a message."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    side = 56
-    rows = (b"\0" + bytes([shade]) * 3 * side) * side
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    png = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    url = "data:image/png;base64," + base64.b64encode(png).decode()
-    return {"type": "image_url", "image_url": {"url": url}, **more}
+    return {"type": "image_url", "image_url": {"url": picture_url(shade)}, **more}
 
 
 def text(given: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ of other ones proves nothing), then one line a request: its name, and the token 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -71,11 +71,16 @@ def compare(engine: Mapping[str, Answer], router: Mapping[str, Answer]) -> Compa
 
 def digest_of(directory: Path, cases: Sequence[Case]) -> str:
     """Of everything that an answer depends on: the family's files and the requests."""
+    return digest_of_all([(directory, cases)])
+
+
+def digest_of_all(families: Iterable[tuple[Path, Sequence[Case]]]) -> str:
     digest = hashlib.sha256()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        digest.update((directory / name).read_bytes())
-    for case in cases:
-        digest.update(case.key.encode() + b"\0" + case.body + b"\0")
+    for directory, cases in families:
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            digest.update((directory / name).read_bytes())
+        for case in cases:
+            digest.update(case.key.encode() + b"\0" + case.body + b"\0")
     return digest.hexdigest()[:16]
 
 

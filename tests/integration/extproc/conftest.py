@@ -18,7 +18,6 @@ from tests.integration.extproc.handler import Bookkeeper
 from tests.integration.extproc.upstream import Upstream
 
 CLOSED = "127.0.0.1:1"  # nobody listens there
-MAX_BODY_BYTES = 4 * 2**20
 
 
 @dataclass
@@ -60,7 +59,7 @@ async def fleet(
         port=0,
         health_port=None,
         lame_duck_s=0.0,
-        limits=Limits(max_body_bytes=MAX_BODY_BYTES),
+        limits=Limits(),  # what is in force by default: 32 MiB
     )
     server = ExtProcServer(current, ready=lambda: True, settings=settings)
     await server.start()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from epp.extproc import wire
+from epp.extproc.service import Limits
 from tests.integration.extproc.conftest import Gateway
 from tests.integration.extproc.upstream import ANSWER, EVENTS
 
@@ -41,7 +42,7 @@ async def _chunks(data: bytes) -> object:
         yield data[start : start + 100_000]
 
 
-@pytest.mark.parametrize("size", [0, 1, 62_000, 62_001, 300_000, 3_000_000])
+@pytest.mark.parametrize("size", [0, 1, 62_000, 62_001, 300_000, 3_000_000, 32_000_000])
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_bodies_arrive_byte_identical_at_the_destination(
     gateway: Gateway, size: int, chunked: bool
@@ -158,7 +159,7 @@ async def test_refusals_reach_the_client(
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_413(gateway: Gateway, chunked: bool) -> None:
-    data = b"x" * 5_000_000
+    data = b"x" * (Limits().max_body_bytes + 1)
     sent: object = _chunks(data) if chunked else data
     status, headers, _ = await ask(gateway, data=sent)
     assert (status, headers[wire.DROPPED_REASON]) == (413, wire.REASON_TOO_LARGE)
