@@ -238,6 +238,8 @@ def _variant_lines(spec: Experiment, results: Sequence[Result]) -> list[str]:
         ("as committed", base),
         *((v, [r for r in changed if r.job.variant == v]) for v in spec.variants),
     ]:
+        if not chosen:
+            continue
         by_arm: dict[str, Figures] = {r.job.arm: r.figures for r in chosen}
         lines.append(f"| {title} | {' | '.join(_ratio_cell(ratio, by_arm) for ratio in spec.ratios)} |")
     return [*lines, ""]
