@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables.add_argument(
         "--keep", type=Path, metavar="FILE", help="results that have ended, to go on from after a stop"
     )
+    tables.add_argument("--render", action="store_true", help="run nothing, show what --keep has")
     tables.set_defaults(run=_tables)
 
 
@@ -73,6 +74,8 @@ def _roles(text: str) -> dict[str, int]:
 
 
 def _tables(arguments: argparse.Namespace) -> int:
+    if arguments.render and not arguments.keep:
+        raise ConfigError("--render needs --keep")
     from simulator.kept_results import KeptResults
     from simulator.tables import write_tables
 
@@ -83,6 +86,7 @@ def _tables(arguments: argparse.Namespace) -> int:
         processes=arguments.jobs,
         variants=arguments.variants,
         kept=KeptResults(arguments.keep) if arguments.keep else None,
+        run=not arguments.render,
     ):
         print(path)
     return 0

@@ -28,6 +28,7 @@ from simulator.prompts import random_tokens
 from simulator.summary import summarise
 from simulator.what_if import AS_CONFIGURED, settings_of
 
+NEWCOMER = "newcomer"  # the stage of figures about engines that joined
 Figures = dict[str, dict[str, float]]  # stage -> figure -> value
 
 
@@ -287,7 +288,7 @@ def run_job(
     fleet, stages = run_fleet(experiment, arm, seed, variant, thresholds)
     figures = {stage.name: summarise(stage) for stage in stages}
     if experiment.join is not None:
-        figures["newcomer"] = experiment.join.figures(fleet.records, experiment.fleet.engines)
+        figures[NEWCOMER] = experiment.join.figures(fleet.records, experiment.fleet.engines)
     for stage_figures in figures.values():
         stage_figures["events"] = float(fleet.timeline.done)
     return figures

@@ -24,7 +24,10 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
+        """NaN where a seed has no such figure: what never happened has no mean."""
         mean = statistics.fmean(values)
+        if math.isnan(mean):
+            return cls(mean, 0.0, len(values))
         if len(values) < 2:
             return cls(mean, 0.0, len(values))
         error = statistics.stdev(values) / math.sqrt(len(values))

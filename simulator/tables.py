@@ -6,13 +6,21 @@ Every row says whether it was fitted or predicted. Nothing is rounded towards a 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.calibration import load_model, model_names
 from simulator.crossover import CrossoverRow, crossover_table
-from simulator.experiment import Experiment, Figures, Ratio, experiment_names, load_experiment
+from simulator.experiment import (
+    NEWCOMER,
+    Experiment,
+    Figures,
+    Ratio,
+    experiment_names,
+    load_experiment,
+)
 from simulator.kept_results import KeptResults
 from simulator.runner import Job, Result, jobs_of, progress_bar, run_jobs
 from simulator.summary import Estimate
@@ -75,8 +83,9 @@ def write_tables(
     processes: int,
     variants: bool,
     kept: KeptResults | None = None,
+    run: bool = True,
 ) -> list[Path]:
-    """Run what is asked for and not kept from before; the files that were written."""
+    """Run what is asked for and not kept from before (not `run`: only show what is kept); the files."""
     out.mkdir(parents=True, exist_ok=True)
     written = [] if only else _write_crossovers(out)
     names = list(only) or experiment_names()
@@ -84,7 +93,7 @@ def write_tables(
     jobs: list[Job] = []
     for name, spec in specs.items():
         jobs += jobs_of(name, spec, seeds=seeds, variants=variants)
-    todo = jobs if kept is None else kept.missing(jobs)
+    todo = [] if not run else jobs if kept is None else kept.missing(jobs)
     with progress_bar("simulations", len(todo)) as advance:
 
         def ended(result: Result) -> None:
@@ -189,22 +198,38 @@ def _ratio_lines(rows: Sequence[RatioRow]) -> list[str]:
 
 
 def _arm_lines(spec: Experiment, measured: Measured) -> list[str]:
-    lines = [f"| stage | arm | {' | '.join(_ALWAYS)} |", "|---|---|" + "---|" * len(_ALWAYS)]
+    lines = [f"| stage | arm | seeds | {' | '.join(_ALWAYS)} |", "|---|---|---|" + "---|" * len(_ALWAYS)]
     stages = list(dict.fromkeys(stage for _, stage, _ in measured))
     for stage in stages:
         for arm in spec.arms:
             if (arm, stage, _ALWAYS[0]) in measured:
                 cells = " | ".join(_shown(measured[arm, stage, figure]) for figure in _ALWAYS)
-                lines.append(f"| {stage} | {arm} | {cells} |")
-    seeds = next(iter(measured.values())).seeds if measured else 0
-    return [*lines, "", f"Means over {seeds} seeds with 95% intervals.", ""]
+                seeds = measured[arm, stage, _ALWAYS[0]].seeds
+                lines.append(f"| {stage} | {arm} | {seeds} | {cells} |")
+    note = f"Means over seeds with 95% intervals (the protocol wants {spec.seeds})."
+    return [*lines, "", note, "", *_newcomer_lines(spec, measured)]
+
+
+def _newcomer_lines(spec: Experiment, measured: Measured) -> list[str]:
+    """How cold engines fared that joined."""
+    figures = list(dict.fromkeys(f for _, s, f in measured if s == NEWCOMER and f.startswith("join_")))
+    if not figures:
+        return []
+    lines = [f"| newcomer, arm | {' | '.join(figures)} |", "|---|" + "---|" * len(figures)]
+    for arm in spec.arms:
+        if (arm, NEWCOMER, figures[0]) in measured:
+            cells = " | ".join(_shown(measured[arm, NEWCOMER, figure]) for figure in figures)
+            lines.append(f"| {arm} | {cells} |")
+    return [*lines, ""]
 
 
 def _variant_lines(spec: Experiment, results: Sequence[Result]) -> list[str]:
     """How each ratio moves when one assumption is another, under the first seed."""
     changed = [r for r in results if r.job.variant]
-    if not changed or not spec.ratios:
+    if not changed:
         return []
+    if not spec.ratios:
+        return _variant_figures(spec, changed)
     base = [r for r in results if not r.job.variant and r.job.seed == 1]
     lines = ["## Sensitivity of the ratios to what is assumed (first seed)", ""]
     names = [f"{r.figure} {r.of}/{r.over} @{r.stage}" for r in spec.ratios]
@@ -213,8 +238,25 @@ def _variant_lines(spec: Experiment, results: Sequence[Result]) -> list[str]:
         ("as committed", base),
         *((v, [r for r in changed if r.job.variant == v]) for v in spec.variants),
     ]:
+        if not chosen:
+            continue
         by_arm: dict[str, Figures] = {r.job.arm: r.figures for r in chosen}
         lines.append(f"| {title} | {' | '.join(_ratio_cell(ratio, by_arm) for ratio in spec.ratios)} |")
+    return [*lines, ""]
+
+
+def _variant_figures(spec: Experiment, changed: Sequence[Result]) -> list[str]:
+    """Where nothing was published: the figures themselves."""
+    lines = ["## Under other assumptions (first seed)", ""]
+    lines += [
+        f"| assumption | stage | arm | {' | '.join(_ALWAYS)} |",
+        "|---|---|---|" + "---|" * len(_ALWAYS),
+    ]
+    for result in sorted(changed, key=lambda r: list(spec.variants).index(r.job.variant)):
+        for stage, figures in result.figures.items():
+            if stage != NEWCOMER:
+                cells = " | ".join(_shown(Estimate(figures[name], 0.0, 1)) for name in _ALWAYS)
+                lines.append(f"| {result.job.variant} | {stage} | {result.job.arm} | {cells} |")
     return [*lines, ""]
 
 
@@ -228,6 +270,8 @@ def _ratio_cell(ratio: Ratio, by_arm: dict[str, Figures]) -> str:
 
 def _shown(estimate: Estimate) -> str:
     size = abs(estimate.mean)
+    if math.isnan(size):
+        return "-"
     digits = 0 if size >= 100 or estimate.mean == round(estimate.mean) else 1 if size >= 10 else 3
     spread = f" ±{estimate.half_width:.{digits}f}" if estimate.half_width else ""
     return f"{estimate.mean:.{digits}f}{spread}"
@@ -251,7 +295,7 @@ def _json(results: Sequence[Result]) -> str:
 
 def _plot(spec: Experiment, measured: Measured) -> str:
     figure = spec.ratios[0].figure if spec.ratios else "ttft_p50_s"
-    stages = list(dict.fromkeys(stage for _, stage, _ in measured))
+    stages = [s for s in dict.fromkeys(stage for _, stage, _ in measured) if s != NEWCOMER]
     bars = {
         arm: [
             (e.mean, e.half_width) if (e := measured.get((arm, stage, figure))) else (float("nan"), 0.0)

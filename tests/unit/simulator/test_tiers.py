@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.engine_model.cache import CacheError
+from simulator import tiers
 from simulator.tiers import EngineTiers, Names, PlainTier, Tier, make_tier
+from tests.unit.simulator.test_fleet import pool_run
+from tests.unit.simulator.world import LOAD_FIRST
 
 compiled = pytest.importorskip("simulator._compiled_tier")
 
@@ -121,9 +124,17 @@ def test_a_broken_rule_is_an_error_and_not_a_wrong_figure(make: type[Tier]) -> N
 
 
 def test_a_device_prefix_goes_on_in_the_cpu_tier() -> None:
-    tiers = EngineTiers.empty(8, 8)
-    tiers.device.store(array("Q", [1, 2]))
-    tiers.cpu.store(array("Q", [1, 2, 3, 5]))
-    device, cpu = tiers.match(array("Q", [1, 2, 3, 4, 5]))
+    both = EngineTiers.empty(8, 8)
+    both.device.store(array("Q", [1, 2]))
+    both.cpu.store(array("Q", [1, 2, 3, 5]))
+    device, cpu = both.match(array("Q", [1, 2, 3, 4, 5]))
     assert (len(device), len(cpu)) == (2, 1)
-    tiers.check_integrity()
+    both.check_integrity()
+
+
+def test_a_fleet_decides_and_answers_the_same_on_either_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_compiled = pool_run(LOAD_FIRST, 3)
+    monkeypatch.setattr(tiers, "_COMPILED", None)
+    with_plain = pool_run(LOAD_FIRST, 3)
+    assert isinstance(next(iter(with_plain.engines.values())).cache.cpu, PlainTier)
+    assert repr(with_plain.records) == repr(with_compiled.records)

@@ -140,6 +140,11 @@ def test_plots_are_well_formed_whatever_the_names_and_values() -> None:
         assert "nan" not in text.lower()
 
 
+def test_what_never_happened_under_one_seed_has_no_mean() -> None:
+    assert str(Estimate.of([1.0, float("nan")]).mean) == "nan"
+    assert Estimate.of([1.0, 3.0]).mean == 2.0
+
+
 @pytest.mark.parametrize("name", experiment_names())
 def test_every_experiment_can_be_run_as_committed(name: str) -> None:
     spec = load_experiment(name)
