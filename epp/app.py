@@ -130,7 +130,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            page=metrics_page(arguments, config.metrics_source),
+            page=metrics_page(arguments, config.metrics_source, config.engine_gauges),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
