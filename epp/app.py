@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from epp import key_files
 from epp.assembly import build_admission_of, build_picker, build_tokeniser
-from epp.config import EppConfig, load_config
+from epp.config import EppConfig, load_config, parse_config
 from epp.core.errors import ConfigError
 from epp.core.index_choice import IndexChoice, choose_index
 from epp.debug import build_debug_app
@@ -83,7 +83,8 @@ def serve(arguments: argparse.Namespace) -> int:
         setup_logging(arguments.log_level)
     except ValueError as error:
         raise ConfigError(f"--log-level: {error}") from error
-    config = load_config(arguments.config_file)
+    text: str | None = arguments.config_text
+    config = load_config(arguments.config_file) if text is None else parse_config(text, "--config-text")
     for note in config.notes:
         log.warning("%s", note)
     check_ready_fd(arguments.ready_fd)

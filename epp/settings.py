@@ -46,7 +46,10 @@ def server_settings(arguments: argparse.Namespace) -> ServerSettings:
         cert_path=arguments.cert_path,
         lame_duck_s=min(arguments.lame_duck, arguments.drain_timeout),
         drain_timeout_s=arguments.drain_timeout,
-        limits=Limits(max_body_bytes=arguments.max_body_bytes),
+        limits=Limits(
+            max_body_bytes=arguments.max_body_bytes,
+            follow_subset=not arguments.disable_endpoint_subset_filter,
+        ),
     )
 
 

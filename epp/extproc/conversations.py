@@ -42,12 +42,13 @@ class RequestHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one stream."""
+    """Bounds of one stream, and what of it counts."""
 
     max_body_bytes: int = 32 * 2**20  # held in memory until the decision; above it: 413
     decision_timeout_s: float = 120.0  # backstop; queues in the handler have their own, shorter ones
     idle_timeout_s: float = 3600.0  # no message at all: longer than any answer may think
     write_timeout_s: float = 60.0  # a gateway that does not take what it asked for
+    follow_subset: bool = True  # False: whatever endpoints the gateway names, all are candidates
 
 
 # upper bounds of how long a stream lasted: a request is anything from milliseconds to minutes

@@ -39,7 +39,9 @@ class ExtProcStream:
         self._limits = service.limits
         self._stats = service.stats
         self._context = context
-        self._session = Session(max_body_bytes=service.limits.max_body_bytes)
+        self._session = Session(
+            max_body_bytes=service.limits.max_body_bytes, follow_subset=service.limits.follow_subset
+        )
         self._started_s = service.clock()
         self._clock = OutputClock()
         self._deadline = Deadline(min(self._limits.idle_timeout_s, self._limits.write_timeout_s))
