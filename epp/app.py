@@ -135,7 +135,7 @@ class _App:
             self._picker,
             replicas,
             self._pull_metrics,
-            page=metrics_page(arguments, config.metrics_source),
+            page=metrics_page(arguments, config.metrics_source, config.engine_gauges),
             decode=self._decoder.decode,
         )
         self._inputs: Inputs = build_inputs(
@@ -256,10 +256,8 @@ class _App:
             self._leaving = asyncio.create_task(self._ha.on_drain())
 
     def _background(self) -> list[Awaitable[None]]:
-        own = (self._inputs, self._ledger, self._ha)
+        own = (self._inputs, self._ledger, self._ha, self._reload)
         running = [*self._membership.running(), *(part.run() for part in own)]
-        if self._arguments.config_file is not None:  # --config-text cannot change
-            running.append(self._reload.run())
         if isinstance(self._admission, FlowController):
             running.append(self._admission.run())
         if self._orders is not None:

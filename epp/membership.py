@@ -59,6 +59,7 @@ class Membership:
             clock=time.monotonic,
             rng=random.Random(),
             interval_s=page.interval_s,
+            gauges=page.gauges,
         )
         self.events = KvEventsManager(picker.cache, decode=decode)
         self._reports = ReportSubscriber(self._on_report, lambda _: self._count_report("malformed"))

@@ -39,12 +39,12 @@ class ConfigReload:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         config: EppConfig,
         on_change: Callable[[EppConfig], None],
         mounts: Callable[[], Mapping[str, str]] = read_mounts,
     ) -> None:
-        """`config`: as it was loaded from `path` at start."""
+        """`config`: as it was loaded from `path` at start; None: from no file, and nothing is reloaded."""
         self._path = path
         self._on_change = on_change
         self._mounts = mounts
@@ -52,6 +52,9 @@ class ConfigReload:
         self.state = ConfigState(config)
 
     async def run(self) -> None:
+        if self._path is None:
+            await asyncio.Event().wait()  # a component that ends is a fault
+            return
         path = self._path.absolute()
         frozen = frozen_mount(path.parent.resolve(), [path], self._mounts())
         if frozen is not None:
@@ -62,6 +65,8 @@ class ConfigReload:
 
     async def refresh(self) -> None:
         """Read the file once and apply what is new in it; every failure ends in `state.rejected`."""
+        if self._path is None:
+            return
         text: str | None = None
         try:
             text = await asyncio.to_thread(read_config_text, self._path)

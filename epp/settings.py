@@ -16,6 +16,7 @@ from epp.extproc.server import ServerSettings
 from epp.extproc.service import Limits
 from epp.leases.choice import HaMode
 from epp.plugins.data_layer import MetricsDataSourceParameters
+from epp.plugins.metric_specs import NO_MORE_GAUGES, EngineGauges
 from epp.replicas import ReplicaSettings
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
@@ -52,7 +53,9 @@ def server_settings(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def metrics_page(
-    arguments: argparse.Namespace, source: MetricsDataSourceParameters | None = None
+    arguments: argparse.Namespace,
+    source: MetricsDataSourceParameters | None = None,
+    gauges: EngineGauges = NO_MORE_GAUGES,
 ) -> MetricsPageSettings:
     """Where engines have their metrics: what `metrics-data-source` sets wins over the flags.
 
@@ -73,7 +76,7 @@ def metrics_page(
         tls = client_context(verify=not insecure)
         _load_certificates(tls, said)
     interval_s = arguments.refresh_metrics_interval if said.interval is None else said.interval
-    return MetricsPageSettings(path, tls, interval_s, said.port)
+    return MetricsPageSettings(path, tls, interval_s, said.port, gauges)
 
 
 def _load_certificates(context: ssl.SSLContext, said: MetricsDataSourceParameters) -> None:

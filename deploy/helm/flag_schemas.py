@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from epp import cli
+from epp import cli, flag_values
 from sidecar import flags as sidecar_flags
 
 # set by other values, or without meaning in a pod
@@ -74,9 +74,9 @@ def _flags(parser: argparse.ArgumentParser, taken: frozenset[str]) -> dict[str, 
 def _value(action: argparse.Action) -> dict[str, Any]:
     if action.choices is not None:
         return {"enum": list(action.choices)}
-    if action.type in (cli.boolean, sidecar_flags._boolean):
+    if action.type in (flag_values.boolean, sidecar_flags._boolean):
         return dict(_BOOLEAN)
-    if action.type in (cli.port, sidecar_flags._port, sidecar_flags._port0):
+    if action.type in (flag_values.port, sidecar_flags._port, sidecar_flags._port0):
         return dict(_PORT)
     repeatable = isinstance(action, argparse._AppendAction | argparse._ExtendAction)
     return dict(_LIST if repeatable else _SCALAR)

@@ -25,7 +25,8 @@ from epp.core.flow.bands import FlowSettings
 from epp.core.plugin import SaturationDetector
 from epp.core.speculation import SpeculationSettings
 from epp.plugins import producers
-from epp.plugins.data_layer import MetricsDataSourceParameters
+from epp.plugins.data_layer import CoreMetricsExtractorParameters, MetricsDataSourceParameters
+from epp.plugins.metric_specs import NO_MORE_GAUGES, EngineGauges
 from sidecar.yaml_text import YamlTextError, read_text
 
 
@@ -41,6 +42,7 @@ class EppConfig:
     notes: tuple[str, ...]
     admission: Admission | None = None  # None: nothing is ever refused for load
     metrics_source: MetricsDataSourceParameters | None = None
+    engine_gauges: EngineGauges = NO_MORE_GAUGES
     explanation: Explanation | None = field(default=None, repr=False)
     instances: Mapping[str, Instance] = field(default_factory=dict, repr=False, compare=False)
     fixed: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # read once, at start
@@ -99,11 +101,17 @@ def parse_config(text: str, origin: str = "config", before: EppConfig | None = N
         notes=notes,
         admission=admission,
         metrics_source=only(wiring.plugins, "metrics-data-source", MetricsDataSourceParameters),
+        engine_gauges=_engine_gauges(wiring),
         explanation=explain(wiring, handler, gates, notes),
         instances=instances,
         fixed=_fixed(document, wiring, gates) | {"flowControl": admission},
         text=text,
     )
+
+
+def _engine_gauges(wiring: Wiring) -> EngineGauges:
+    extractor = only(wiring.plugins, "core-metrics-extractor", CoreMetricsExtractorParameters)
+    return extractor.gauges if extractor else NO_MORE_GAUGES
 
 
 def _build_all(wiring: Wiring, before: EppConfig | None) -> dict[str, Instance]:

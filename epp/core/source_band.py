@@ -72,18 +72,18 @@ class Selection:
         """Allowed holders less than a block below `best`, and none deeper. One loop, without a call in the
         ordinary case: a thousand holders may tie."""
         classified, key, plain = bool(self._policy.by_class), self._key, not self._peers
-        rules, refuses = self._rules, self._refuses
+        rules, refuses, candidates, depths = self._rules, self._refuses, self._candidates, self._depths
         least, most, counted, lax, _ = self._rule(None, self._policy)
         rows: list[Candidate] = []
         weights: list[float] = []
-        for i in within_reach(self._candidates, self._depths, best):
-            depth, candidate = self._depths[i], self._candidates[i]
-            endpoint, metrics = candidate.endpoint, candidate.metrics
+        for i in within_reach(candidates, depths, best):
+            depth, candidate = depths[i], candidates[i]
+            endpoint, metrics, load, _, _ = candidate
             if classified:
                 name = endpoint.labels.get(SOURCE_CLASS_LABEL)
                 rule = rules.get(name) or self._rule(name, self._policy.of_class(name))
                 least, most, counted, lax, _ = rule
-            info, served = metrics.info, candidate.load.pulls_served
+            info, served = metrics.info, load.pulls_served
             fits = lax if info is None or key is None else info.pull_key is key  # interned
             ordinary = fits and plain and least <= depth and served < most and not endpoint.draining
             if not ordinary and refuses(depth, candidate):

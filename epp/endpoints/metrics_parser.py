@@ -18,6 +18,7 @@ from typing import Final
 from engine_plugin import wire
 from epp.core.types import EndpointMetrics, EngineInfo
 from epp.endpoints.lora_labels import read_lora_state
+from epp.plugins.metric_specs import NO_MORE_GAUGES, EngineGauges
 
 MAX_REFUSED_SERIES: Final = 256
 MAX_BLOCK_SIZE_TOKENS: Final = 1 << 20
@@ -37,6 +38,7 @@ _SLEEP: Final = "vllm:engine_sleep_state"  # one sample a state; 1 for the one i
 _SLEEP_LEVELS: Final = ("weights_offloaded", "discard_all")  # both discard the KV cache
 _ENGINE_LABELS: Final = ("engine", "dp_rank")  # whose value is the data-parallel rank
 
+_OWN_NAMES: Final = (_WAITING, _RUNNING, _KV_USAGE)
 _NAMES: Final = (
     *_WAITING,
     *_RUNNING,
@@ -91,27 +93,31 @@ class _Sample:
 _UNREAD: Final = _Sample(b"", None)  # stands for samples over a limit: no sum is known with it
 
 
-def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> MetricsPage:
+def parse_metrics(
+    page: bytes, *, scraped_at_s: float, rank: int = 0, more: EngineGauges = NO_MORE_GAUGES
+) -> MetricsPage:
     """Read `page`, scraped at `scraped_at_s` on the core's clock, for the endpoint of `rank`.
 
     A page of a data-parallel engine has one series a rank: the one labelled `rank` is taken, and
-    where no label says so, all of them together (sum of requests, highest usage).
+    where no label says so, all of them together (sum of requests, highest usage). `more`: names that are
+    looked for first.
     """
     found: dict[str, list[_Sample]] = {}
     page = b"\n" + page  # so that every line begins with its line end
     labels_bytes = MAX_PAGE_LABELS_BYTES
-    for name, needle in _NEEDLES:
+    for name, needle in (*_NEEDLES, *_needles_of(more)):
         if samples := _samples(page, needle, labels_bytes):
             found[name] = samples
             labels_bytes -= sum(len(sample.labels) for sample in samples)
+    waiting, running, usages = _told_apart(found, more) if any(more) else _OWN_NAMES
     info_labels = _info_labels(found.get(wire.ENGINE_INFO, ()), rank)
     info = _engine_info(info_labels)
-    usage = _gauge(found, _KV_USAGE, rank)
+    usage = _gauge(found, usages, rank)
     kv_usage = None if not usage or max(usage) > 1.0 else max(usage)
     metrics = EndpointMetrics(
         scraped_at_s=scraped_at_s,
-        waiting_requests=_total(_gauge(found, _WAITING, rank)),
-        running_requests=_total(_gauge(found, _RUNNING, rank)),
+        waiting_requests=_total(_gauge(found, waiting, rank)),
+        running_requests=_total(_gauge(found, running, rank)),
         kv_usage=kv_usage,
         block_size_tokens=info.block_size_tokens if info else _cache_block_size(found, rank),
         info=info,
@@ -121,6 +127,22 @@ def parse_metrics(page: bytes, *, scraped_at_s: float, rank: int = 0) -> Metrics
         loras=read_lora_state((s.read_labels(), s.value) for s in found.get(_LORA, ())),
     )
     return MetricsPage(metrics, info_labels, _peer_refused(found.get(wire.PEER_REFUSED_TOTAL, ())))
+
+
+def _needles_of(more: EngineGauges) -> list[tuple[str, bytes]]:
+    names = dict.fromkeys(spec.name for specs in more for spec in specs if spec.name not in _NAMES)
+    return [(name, b"\n" + name.encode()) for name in names]
+
+
+def _told_apart(found: dict[str, list[_Sample]], more: EngineGauges) -> tuple[tuple[str, ...], ...]:
+    """Keys of `found` under which waiting, running and usage are, the configured ones first. Mutates: adds
+    the samples of each spec under its key."""
+    for spec in {spec for specs in more for spec in specs if spec.labels}:
+        kept = [sample for sample in found.get(spec.name, ()) if spec.fits(sample.read_labels())]
+        if kept:
+            found[spec.key] = kept
+    keys = (tuple(spec.key for spec in specs) for specs in more)
+    return tuple((*first, *own) for first, own in zip(keys, _OWN_NAMES, strict=True))
 
 
 def _samples(page: bytes, needle: bytes, labels_bytes: int) -> list[_Sample]:

@@ -25,6 +25,7 @@ from epp.endpoints.metrics_parser import MetricsPage, parse_metrics
 from epp.endpoints.page_client import PageAddress, PageClient
 from epp.endpoints.page_client import ScrapeError as ScrapeError
 from epp.endpoints.turns import Turns
+from epp.plugins.metric_specs import NO_MORE_GAUGES, EngineGauges
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class MetricsPageSettings:
     tls: ssl.SSLContext | None = None
     interval_s: float = DEFAULT_INTERVAL_S
     port: int | None = None  # None: each endpoint's own
+    gauges: EngineGauges = NO_MORE_GAUGES  # of engines other than vLLM and SGLang
 
 
 @dataclass(slots=True)
@@ -89,8 +91,10 @@ class MetricsScraper:
         interval_s: float = DEFAULT_INTERVAL_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_page_bytes: int = DEFAULT_MAX_PAGE_BYTES,
+        gauges: EngineGauges = NO_MORE_GAUGES,
     ) -> None:
-        """`clock` is the core's; `on_page` also gets labels and refusal counters of a page;
+        """`gauges`: names of engines other than vLLM and SGLang. `clock` is the core's;
+        `on_page` also gets labels and refusal counters of a page;
         `on_failure` hears the stable reason of every scrape that brought nothing."""
         self._on_metrics = on_metrics
         self._on_page = on_page
@@ -100,6 +104,7 @@ class MetricsScraper:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._max_page_bytes = max_page_bytes
+        self._gauges = gauges
         self._targets: dict[EndpointId, ScrapeTarget] = {}
         self._stats: dict[EndpointId, ScrapeStats] = {}
         self._tasks: dict[EndpointId, asyncio.Task[None]] = {}
@@ -174,7 +179,7 @@ class MetricsScraper:
         try:
             body = await client.get()
             started_s = time.thread_time()
-            page = parse_metrics(body, scraped_at_s=asked_at_s, rank=target.id.rank)
+            page = parse_metrics(body, scraped_at_s=asked_at_s, rank=target.id.rank, more=self._gauges)
             self._report(target, page)
             busy_s -= time.thread_time() - started_s
         except ScrapeError as error:

@@ -42,7 +42,7 @@ class RequestHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one stream."""
+    """Bounds of one stream, and what of it counts."""
 
     max_body_bytes: int = 32 * 2**20  # held in memory until the decision; above it: 413
     decision_timeout_s: float = 120.0  # backstop; queues in the handler have their own, shorter ones

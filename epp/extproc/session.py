@@ -42,12 +42,14 @@ _OURS: Final = frozenset({Step.DECIDED, Step.REFUSE})
 
 
 class Session:
-    """One request. Not reusable; not thread-safe. `max_body_bytes` bounds what is held in memory."""
+    """One request. Not reusable; not thread-safe. `max_body_bytes` bounds what is held in memory;
+    without `heeds_subset` the gateway's endpoint subset means nothing."""
 
-    def __init__(self, *, max_body_bytes: int) -> None:
+    def __init__(self, *, max_body_bytes: int, heeds_subset: bool = True) -> None:
         self.request_phase = RequestPhase.START
         self.response_phase = ResponsePhase.WAITING
         self._max_body_bytes = max_body_bytes
+        self._heeds_subset = heeds_subset
         self._modes = ev.BodyModes()
         self._head: ev.RequestHead | None = None
         self._pieces: list[bytes] = []
@@ -99,7 +101,7 @@ class Session:
     def _on_request_headers(self, event: ev.RequestHeaders) -> Iterator[ev.Action]:
         if self.request_phase is not RequestPhase.START:
             raise GatewayProtocolError("a second request_headers message in one stream")
-        self._head = event.head
+        self._head = event.head if self._heeds_subset else replace(event.head, subset=None)
         self._modes = event.modes or self._modes
         alone = event.end_of_stream or self._modes.request is ev.BodyMode.NONE
         self._move(Step.HEADERS_ALONE if alone else Step.HEADERS)
@@ -193,7 +195,7 @@ class Session:
         return ev.HeaderEdit(to_set, routing.remove_headers)
 
     def _note_subset(self, subset: frozenset[str] | None) -> None:
-        if subset is not None and self._head is not None:
+        if subset is not None and self._head is not None and self._heeds_subset:
             self._head = replace(self._head, subset=subset)
 
     def _too_large(self) -> ev.Refusal:

@@ -39,7 +39,9 @@ class ExtProcStream:
         self._limits = service.limits
         self._stats = service.stats
         self._context = context
-        self._session = Session(max_body_bytes=service.limits.max_body_bytes)
+        self._session = Session(
+            max_body_bytes=service.limits.max_body_bytes, heeds_subset=service.limits.heeds_subset
+        )
         self._started_s = service.clock()
         self._clock = OutputClock()
         self._deadline = Deadline(min(self._limits.idle_timeout_s, self._limits.write_timeout_s))
@@ -214,8 +216,6 @@ class ExtProcStream:
             self._deadline.disarm()
         if message is grpc.aio.EOF:
             return ev.StreamEnded()
-        if not self._limits.heeds_subset:
-            message.metadata_context.filter_metadata.pop(wire.SUBSET_NAMESPACE, None)
         return mutations.read(message, self._service.new_request_id)
 
     async def _idle(self) -> ev.Event:

@@ -4,10 +4,12 @@ llm-d-router at ebab687.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, model_validator
 
+from epp.plugins.metric_specs import EngineGauges, GaugeSpec, read_spec
 from epp.plugins.parameters import DurationS, Parameters
 from epp.plugins.plugin_type import Data, Kind, PluginType
 
@@ -26,12 +28,57 @@ class MetricsDataSourceParameters(Parameters):
     interval: DurationS | None = Field(default=None, gt=0.0)  # absent: --refresh-metrics-interval
 
 
+# read on every page, whatever the configuration says
+_OWN_SPECS = ("vllm:lora_requests_info", "vllm:cache_config_info", "sglang:cache_config_info")
+
+
+class EngineConfig(Parameters):
+    """Names of one kind of engine's gauges: `name` or `name{label=value}`."""
+
+    name: str
+    queued_requests_spec: str | None = None
+    running_requests_spec: str | None = None
+    kv_usage_spec: str | None = Field(
+        default=None, validation_alias=AliasChoices("kvUsageSpec", "kvCacheUsageSpec")
+    )
+    lora_spec: str | None = None
+    cache_info_spec: str | None = None
+    custom_metrics: dict[str, Any] | list[Any] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _readable(self) -> EngineConfig:
+        for text in (self.queued_requests_spec, self.running_requests_spec, self.kv_usage_spec):
+            if text is not None:
+                read_spec(text)
+        for name, text in (("loraSpec", self.lora_spec), ("cacheInfoSpec", self.cache_info_spec)):
+            if text is not None and text not in _OWN_SPECS:
+                raise ValueError(f"{name}: {', '.join(_OWN_SPECS)} are read; take it out")
+        if self.custom_metrics:
+            raise ValueError("customMetrics: nothing reads them; take them out")
+        return self
+
+
 class CoreMetricsExtractorParameters(Parameters):
-    """The page says itself which engine it is from: vLLM's and SGLang's names are both looked for."""
+    """The page says itself which engine it is from: vLLM's and SGLang's names are looked for on every page,
+    and those of `engineConfigs`, which win."""
 
     engine_label_key: str | None = None
     default_engine: str | None = None
-    engine_configs: list[dict[str, Any]] = Field(default_factory=list)
+    engine_configs: list[EngineConfig] = Field(default_factory=list)
+
+    @property
+    def gauges(self) -> EngineGauges:
+        """What `engineConfigs` adds."""
+        return EngineGauges(*(tuple(self._specs(name)) for name in _SPECS))
+
+    def _specs(self, name: str) -> Iterator[GaugeSpec]:
+        for engine in self.engine_configs:
+            text = getattr(engine, name)
+            if text is not None:
+                yield read_spec(text)
+
+
+_SPECS = ("queued_requests_spec", "running_requests_spec", "kv_usage_spec")
 
 
 class FileDiscoveryParameters(Parameters):
@@ -39,7 +86,7 @@ class FileDiscoveryParameters(Parameters):
     watch_file: bool = True
 
 
-_BY_NAME = "vLLM's and SGLang's metric names are both looked for on every page"
+_BY_NAME = "the names of all engines are looked for on every page"
 ROWS = (
     PluginType("endpoint-notification-source", Kind.SOURCE),
     PluginType(
@@ -52,7 +99,7 @@ ROWS = (
         Kind.EXTRACTOR,
         CoreMetricsExtractorParameters,
         provides=Data.METRICS,
-        ignored=dict.fromkeys(("engine_label_key", "default_engine", "engine_configs"), _BY_NAME),
+        ignored=dict.fromkeys(("engine_label_key", "default_engine"), _BY_NAME),
     ),
     PluginType(
         "file-discovery",

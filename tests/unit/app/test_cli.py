@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epp import cli, key_files
+from epp import cli, flag_values, key_files
 from epp.core.errors import ConfigError
 from epp.settings import server_settings
 
@@ -15,27 +15,27 @@ from epp.settings import server_settings
 @pytest.mark.parametrize(("text", "value"), [("false", False), ("FALSE", False), ("true", True)])
 def test_false_means_false(text: str, value: bool) -> None:
     """S-G07."""
-    assert cli.boolean(text) is value
+    assert flag_values.boolean(text) is value
 
 
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
         (cli.duration_flag_s, "-1s"),
-        (cli.boolean, "0"),
-        (cli.port, "99999"),
-        (cli.port, "-1"),
-        (cli.port, "x"),
-        (cli.body_bytes, "0"),
-        (cli.body_bytes, "-1"),
-        (cli.body_bytes, "3000000000"),
-        (cli.body_bytes, "9" * 5000),
-        (cli.file_bytes, "4095"),
-        (cli.file_bytes, "9" * 5000),
-        (cli.index_bytes, "1048575"),
-        (cli.index_bytes, "9" * 5000),
-        (cli.file_count, "0"),
-        (cli.file_count, "9" * 5000),
+        (flag_values.boolean, "0"),
+        (flag_values.port, "99999"),
+        (flag_values.port, "-1"),
+        (flag_values.port, "x"),
+        (flag_values.body_bytes, "0"),
+        (flag_values.body_bytes, "-1"),
+        (flag_values.body_bytes, "3000000000"),
+        (flag_values.body_bytes, "9" * 5000),
+        (flag_values.file_bytes, "4095"),
+        (flag_values.file_bytes, "9" * 5000),
+        (flag_values.index_bytes, "1048575"),
+        (flag_values.index_bytes, "9" * 5000),
+        (flag_values.file_count, "0"),
+        (flag_values.file_count, "9" * 5000),
     ],
 )
 def test_refused_values(parse, text: str) -> None:  # type: ignore[no-untyped-def]
@@ -64,7 +64,7 @@ def test_a_start_that_cannot_be_is_a_sentence(
     [("epp:9004", ("epp", 9004)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[fd00::1]:9004", ("fd00::1", 9004))],
 )
 def test_addresses(text: str, value: tuple[str, int]) -> None:
-    assert cli.host_port(text) == value
+    assert flag_values.host_port(text) == value
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_addresses(text: str, value: tuple[str, int]) -> None:
 )
 def test_refused_addresses(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):
-        cli.host_port(text)
+        flag_values.host_port(text)
 
 
 @pytest.mark.parametrize("text", ["0", "1", "-1", "x", "9" * 40])
 def test_refused_snapshot_limits(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):
-        cli.snapshot_bytes(text)
+        flag_values.snapshot_bytes(text)
 
 
 @pytest.mark.parametrize(

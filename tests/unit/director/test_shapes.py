@@ -181,3 +181,27 @@ async def test_s_b08_other_shapes_are_routed(path: str) -> None:
     routing = await rig.route({"model": BASE, "input": TEXT}, path)
     assert routing.body is None  # the client's bytes
     assert rig.value('kvpull_epp_untokenised_requests_total{reason="path"}') == 1
+
+
+async def test_a_grpc_call_is_placed_by_its_own_tokens() -> None:
+    """vLLM's gRPC API through parser, index and decision; the engine gets the bytes as they came."""
+    rig = Rig()
+    held = rig.hold_ids("b", range(100, 100 + 4 * BLOCK))
+    ids = bytes(range(100, 128)) + b"".join(
+        bytes([n & 127 | 128, n >> 7]) for n in range(128, 100 + 4 * BLOCK)
+    )
+    assert 4 * BLOCK == held < 1_000
+    tokenized = b"\x12" + _varint(len(ids)) + ids
+    message = b"\x12" + _varint(len(tokenized)) + tokenized
+    body = b"\0" + len(message).to_bytes(4) + message
+    path = "/vllm.grpc.engine.VllmEngine/Generate"
+    routing = await rig.route({}, path, body=body, headers=(("content-type", "application/grpc"),))
+    assert routing.body is None
+    assert list(rig.requests[-1].token_ids or ()) == list(range(100, 100 + 4 * BLOCK))
+    picker = rig.pool.picker
+    matches = picker.cache.match(rig.requests[-1], [e.id for e in picker.endpoints])
+    assert {e.pod: match.cached_tokens for e, match in matches.items()} == {"a": 0, "b": held, "c": 0}
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _varint(number >> 7)

@@ -18,6 +18,7 @@ from epp.endpoints.metrics_parser import (
     MAX_SAMPLES,
     parse_metrics,
 )
+from epp.plugins.metric_specs import EngineGauges, read_spec
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "metrics" / "vllm-0.32-excerpt.txt"
 
@@ -404,3 +405,35 @@ def test_a_sleeping_engine_says_so(page: str, asleep: bool | None) -> None:
 def test_each_rank_sleeps_on_its_own() -> None:
     page = sleep_state("1.0", "0.0", "0.0", engine=0) + sleep_state("0.0", "1.0", "0.0", engine=1)
     assert (read(page, rank=0).asleep, read(page, rank=1).asleep) == (False, True)
+
+
+TRITON = EngineGauges(
+    waiting=(read_spec("nv_trt_llm_request_metrics{request_type=waiting}"),),
+    running=(read_spec('nv_trt_llm_request_metrics{request_type="scheduled"}'),),
+    kv_usage=(read_spec("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"), read_spec("kv")),
+)
+
+
+def test_names_of_another_engine_are_told_apart_by_their_labels() -> None:
+    page = (
+        'nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 4\n'
+        'nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 6\n'
+        'nv_trt_llm_request_metrics{model="m",request_type="max",version="1"} 512\n'
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.25\n'
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 9000\n'
+    )
+    found = parse_metrics(page.encode(), scraped_at_s=12.5, more=TRITON).metrics
+    assert (found.waiting_requests, found.running_requests, found.kv_usage) == (4.0, 6.0, 0.25)
+    assert read(page).waiting_requests is None
+
+
+def test_configured_names_win_and_the_usual_ones_still_count() -> None:
+    page = gauges("2", running="3", usage="0.5") + "kv 0.75\n"
+    found = parse_metrics(page.encode(), scraped_at_s=12.5, more=TRITON).metrics
+    assert (found.waiting_requests, found.running_requests, found.kv_usage) == (2.0, 3.0, 0.75)
+
+
+@pytest.mark.parametrize("text", ["", "{a=b}", "a{b}", "a{b=c", "a b", 'a{b="c}', "9a", "a{b=c,}"])
+def test_specs_that_cannot_be_meant(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a metric"):
+        read_spec(text)

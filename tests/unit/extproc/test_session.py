@@ -584,6 +584,14 @@ def test_subset_from_any_message_of_the_request(where: str) -> None:
     assert need.head.subset == hint
 
 
+@pytest.mark.parametrize("hint", [frozenset(), frozenset({"10.0.0.1"})])
+def test_a_subset_that_is_not_followed_means_nothing(hint: frozenset[str]) -> None:
+    it = Session(max_body_bytes=100, heeds_subset=False)
+    it.receive(ev.RequestHeaders(head(subset=hint)))
+    (need,) = only(it.receive(ev.RequestBody(b"{}", True, subset=hint)), ev.NeedDecision)
+    assert need.head.subset is None
+
+
 def test_an_empty_subset_is_503_without_asking() -> None:
     it = session()
     immediate, finished = it.receive(ev.RequestHeaders(head(subset=frozenset()), True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine_plugin.identity import EndpointId
-from epp.config import EppConfig, load_config
+from epp.config import EppConfig, load_config, parse_config
 from epp.core.cache_view import CacheView
 from epp.core.endpoint_picker import EndpointPicker
 from epp.core.prefix_index import PythonPrefixIndex
@@ -169,3 +170,14 @@ async def test_a_fault_while_applying_is_shown_and_ends_nothing(rig: Rig) -> Non
     await reload.refresh()
     assert "fault of the picker: RuntimeError" in (reload.state.rejected or "")
     assert reload.state.generation == 1
+
+
+async def test_without_a_file_nothing_is_reloaded() -> None:
+    config = parse_config(TEXT)
+    reload = ConfigReload(None, config, lambda _: pytest.fail("nothing has changed"))
+    await reload.refresh()
+    assert (reload.state.config, reload.state.rejected, reload.state.generation) == (config, None, 1)
+    running = asyncio.create_task(reload.run())
+    await asyncio.sleep(0)
+    assert not running.done()  # a component that ends is a fault
+    running.cancel()
