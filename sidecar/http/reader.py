@@ -50,7 +50,6 @@ class _Reader:
         self._field_count = 0
         self._head_bytes = 0
         self._quiet_bytes = 0  # since the last piece of body, or end of a message
-        self._in_body = False
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived.
@@ -77,19 +76,16 @@ class _Reader:
         self._head_bytes += len(name) + len(value) + 4
         if self._field_count > MAX_FIELDS or self._head_bytes > MAX_HEAD_BYTES:
             raise BadMessage(_TOO_LARGE)
-        if not self._in_body:
-            self._fields.append((name.decode(ENCODING, ERRORS), value.decode(ENCODING, ERRORS)))
+        self._fields.append((name.decode(ENCODING, ERRORS), value.decode(ENCODING, ERRORS)))
 
     def _take_fields(self) -> CIMultiDict[str]:
         headers = CIMultiDict(self._fields)
         self._fields.clear()
-        self._in_body = True
         return headers
 
     def _restart(self) -> None:
-        self._fields.clear()
+        self._fields.clear()  # trailers
         self._field_count = self._head_bytes = 0
-        self._in_body = False
 
 
 class RequestReader(_Reader):

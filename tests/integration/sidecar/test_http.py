@@ -194,6 +194,17 @@ async def test_a_refused_upload_that_never_ends_does_not_hold_the_connection(tmp
         assert await client.rest() == b"", "closed after the linger time"
 
 
+async def test_a_refused_client_that_still_sends_can_read_why(tmp_path: Path) -> None:
+    """Closing a socket with unread bytes would reset it, and the answer with it."""
+    async with proxied(tmp_path, echo, "--max-body-bytes", "10") as (engine, rig):
+        answer = await raw_exchange(rig.host, raw_post(COMPLETIONS, b"x" * (8 << 20)))
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert answer.endswith(b"}")
+        garbage = await raw_exchange(rig.host, b"NONSENSE\r\n\r\n" + b"x" * (8 << 20))
+        assert garbage.startswith(b"HTTP/1.1 400")
+        assert engine.received == []
+
+
 async def test_an_upgrade_is_not_taken_up(tmp_path: Path) -> None:
     """RFC 9110 7.8: a server may ignore it; what follows is not read."""
     async with proxied(tmp_path, status(200, b"plain")) as (engine, rig):
