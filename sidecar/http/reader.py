@@ -44,6 +44,7 @@ class _Reader:
     """What both directions share. `on_*` are llhttp's callbacks."""
 
     _parser: Any
+    _events: Any
 
     def __init__(self) -> None:
         self._fields: list[tuple[str, str]] = []
@@ -66,6 +67,10 @@ class _Reader:
             raise _fault(error) from None
         if self._quiet_bytes > MAX_HEAD_BYTES:
             raise BadMessage(_TOO_LARGE)
+
+    def release(self) -> None:
+        """The connection has ended: let go of it, so that nobody has to look for cycles."""
+        del self._parser, self._events
 
     def upgrade(self) -> None:
         """What follows is another protocol."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -342,6 +344,32 @@ async def _turns(count: int = 2000) -> None:
 
 def _connections(rig: Rig) -> set[ServerConnection]:
     return rig.sidecar._listeners[0]._service.connections
+
+
+@pytest.mark.parametrize("rest", [b"", b"x" * 10], ids=["half a body", "a whole one"])
+async def test_a_client_that_left_costs_no_memory(tmp_path: Path, rest: bytes) -> None:
+    """At once, not when the garbage collector comes round: it may have sent megabytes."""
+
+    async def never(_: web.Request, __: Received) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with proxied(tmp_path, never) as (engine, rig):
+        gc.collect()
+        gc.disable()
+        try:
+            async with connected(rig) as client:
+                await client.send(_post(b"y" * 10 + rest)[: None if rest else -5])
+                await until(lambda: rig.value("active_requests") == 1)
+                if rest:
+                    await engine.wait_arrived()
+                (connection,) = _connections(rig)
+                left = weakref.ref(connection)
+                del connection
+            await until(lambda: rig.value("active_requests") == 0)
+            await until(lambda: left() is None)
+        finally:
+            gc.enable()
 
 
 async def test_head_gets_the_head_alone(tmp_path: Path) -> None:
