@@ -28,7 +28,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.sidecar_soak.cases import ENGINE_HOST, PEER_HOST, Tally, draw
-from benchmarks.sidecar_soak.clients import run_case
+from benchmarks.sidecar_soak.clients import TooLate, run_case
 from benchmarks.sidecar_soak.process import Child, child, sidecar_process
 from benchmarks.sidecar_soak.servers import FaultyServer
 
@@ -59,6 +59,9 @@ async def soak(connector: str, arguments: argparse.Namespace, directory: Path) -
             try:
                 async with asyncio.timeout(BOUND_S):
                     raw = await run_case(case, prefillers, chance)
+            except TooLate:
+                tally.outcomes["too_late"] += 1
+                return
             except (TimeoutError, ConnectionError) as error:
                 tally.outcomes[type(error).__name__] += 1
                 if case.servable:

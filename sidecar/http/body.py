@@ -153,9 +153,10 @@ class Body:
         self._limit_bytes = None
         if self._size_bytes > limit_bytes:
             raise BodyOverLimit
+        found = self._take()
         if self.fault is not None:
             raise self.fault
-        return self._take()
+        return found
 
     def pipe(self, sink: Sink, *, congested: bool = False) -> None:
         """Give everything to `sink`, now and as it arrives. `congested`: `release` is to come."""

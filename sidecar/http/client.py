@@ -132,6 +132,7 @@ class ClientConnection(asyncio.Protocol):
             self.end()
         elif self._answered is not None:
             self.fail(PeerGone())
+        self._reader.release()
 
     def data_received(self, data: bytes) -> None:
         if self._answered is None:
@@ -185,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer is complete: the connection can serve another call, if both sides mean to."""
         body, self._body = self._body, None
         self._answered = None
-        reusable = self._upload is None and self._reader.keep_alive and not self.lost
+        reusable = not self.lost and self._upload is None and self._reader.keep_alive
         self._stop_upload()
         if body is not None:
             body.release()

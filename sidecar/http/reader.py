@@ -44,13 +44,13 @@ class _Reader:
     """What both directions share. `on_*` are llhttp's callbacks."""
 
     _parser: Any
+    _events: Any
 
     def __init__(self) -> None:
         self._fields: list[tuple[str, str]] = []
         self._field_count = 0
         self._head_bytes = 0
         self._quiet_bytes = 0  # since the last piece of body, or end of a message
-        self._in_body = False
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived.
@@ -68,6 +68,10 @@ class _Reader:
         if self._quiet_bytes > MAX_HEAD_BYTES:
             raise BadMessage(_TOO_LARGE)
 
+    def release(self) -> None:
+        """The connection has ended: let go of it, so that nobody has to look for cycles."""
+        del self._parser, self._events
+
     def upgrade(self) -> None:
         """What follows is another protocol."""
         raise NotImplementedError
@@ -77,19 +81,16 @@ class _Reader:
         self._head_bytes += len(name) + len(value) + 4
         if self._field_count > MAX_FIELDS or self._head_bytes > MAX_HEAD_BYTES:
             raise BadMessage(_TOO_LARGE)
-        if not self._in_body:
-            self._fields.append((name.decode(ENCODING, ERRORS), value.decode(ENCODING, ERRORS)))
+        self._fields.append((name.decode(ENCODING, ERRORS), value.decode(ENCODING, ERRORS)))
 
     def _take_fields(self) -> CIMultiDict[str]:
         headers = CIMultiDict(self._fields)
         self._fields.clear()
-        self._in_body = True
         return headers
 
     def _restart(self) -> None:
-        self._fields.clear()
+        self._fields.clear()  # trailers
         self._field_count = self._head_bytes = 0
-        self._in_body = False
 
 
 class RequestReader(_Reader):

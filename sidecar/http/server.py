@@ -81,6 +81,8 @@ class ServerConnection(asyncio.Protocol):
         self._queue.clear()
         if self._arriving is not None:
             self._arriving.body.fail(PeerGone())
+        self._arriving = self._serving = None
+        self._reader.release()
         if self.writes_from is not None:
             self.writes_from.discard()  # until the handler has noticed
         if self._drained is not None and not self._drained.done():

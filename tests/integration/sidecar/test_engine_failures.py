@@ -88,18 +88,24 @@ async def test_a_request_is_sent_twice_at_most(tmp_path: Path) -> None:
         assert rig.value("retries_total", kind="stale_connection") == 1
 
 
-async def test_half_an_answer_is_never_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent_bytes", [1, 20, len(_OK) - 1], ids=["a byte", "half a head", "half a body"])
+async def test_half_an_answer_is_never_asked_for_again(tmp_path: Path, sent_bytes: int) -> None:
+    """Over a connection that was reused: had it not answered at all, the request would be sent once more."""
+
     async def script(engine: RawEngine, reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
         while await engine.read_request(reader):
-            out.write(_OK if len(engine.heads) == 1 else _OK[:-1])
+            out.write(_OK if len(engine.heads) == 1 else _OK[:sent_bytes])
             await out.drain()
             if len(engine.heads) == 2:
                 return
 
     async with raw_engine(own_host(), script) as engine, running(tmp_path, engine) as rig:
         assert (await rig.post(COMPLETIONS, b"{}")).status == 200
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await rig.post(COMPLETIONS, b"{}")
+        if sent_bytes == len(_OK) - 1:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await rig.post(COMPLETIONS, b"{}")
+        else:
+            assert (await rig.post(COMPLETIONS, b"{}")).status == 502
         assert len(engine.heads) == 2
 
 
