@@ -41,14 +41,11 @@ static inline uint64_t block_hash(const uint64_t *secrets, uint64_t parent, cons
     return block_key(secrets, parent, block_content(secrets, data, bytes));
 }
 
-#define UNPACK_AHEAD 16
-
 /* Exact ints of [0, 2^32) in a list or tuple -> u32. 0: something else is among them. */
 static int unpack_ids(PyObject *ids, uint32_t *out, Py_ssize_t count) {
     PyObject **items = PySequence_Fast_ITEMS(ids);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = items[i];
-        if (i + UNPACK_AHEAD < count) __builtin_prefetch(items[i + UNPACK_AHEAD]);
         if (!PyLong_CheckExact(item)) return 0;
 #if PY_VERSION_HEX >= 0x030C0000
         if (PyUnstable_Long_IsCompact((PyLongObject *)item)) {

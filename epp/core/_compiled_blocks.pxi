@@ -68,6 +68,9 @@ cdef class CompiledBlocks(CompiledWaiting):
             self._add_copy(record, tier)
             self.counts.stored += 1
             return 0
+        if self._is_at_most(word):
+            self.counts.skipped += 1
+            return 0
         if self._refuses_waiting(word):
             self.counts.refused += 1
             return 0
@@ -83,6 +86,9 @@ cdef class CompiledBlocks(CompiledWaiting):
         if record != NULL:
             self._add_copy(record, tier)
             tally.stored += 1
+            return
+        if self._is_at_most(name):
+            tally.skipped += 1
             return
         if self._refuses_waiting(name):
             tally.refused += 1

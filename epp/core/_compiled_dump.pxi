@@ -72,7 +72,7 @@ cdef class _Frozen:
         cdef uint64_t name
         self.count, self.exact, self.more, self.idle = blocks.names.used, True, dict(blocks.more), []
         self.left, self.per, self.stride = map_count_buckets(&blocks.names), blocks.names.per, blocks.names.stride
-        self.buckets = self.at = <uint8_t *>malloc(max(1, self.left * MAP_BUCKET_BYTES))
+        self.buckets = self.at = <uint8_t *>malloc(max(<uint64_t>1, self.left * <uint64_t>MAP_BUCKET_BYTES))
         if self.buckets == NULL:
             raise MemoryError
         map_copy_buckets(&blocks.names, self.buckets)

@@ -73,6 +73,12 @@ cdef class CompiledWaiting(CompiledRecords):
             self._stop_waiting(name, waiting)
         return 0
 
+    cdef bint _is_at_most(self, name) except -1:
+        """A new waiting block would be one too many: it counts before its content is known, too."""
+        if <Py_ssize_t>self.names.used + len(self.waiting_records) < self.max_blocks:
+            return False
+        return name not in self.waiting_records
+
     cdef bint _refuses_waiting(self, name) except -1:
         if not _is_tight(self.table) or name in self.waiting_records:
             return False

@@ -16,7 +16,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define MAP_OWN_PAGES UINT64_MAX /* where the bounds of an allocation are watched, let them be */
+#else
+#define MAP_OWN_PAGES 65536u /* bytes of buckets */
+#endif
+#define MAP_PAGE_BYTES 4096u
 #define MAP_TAG_AT 8
 #define MAP_VALUE_AT 12
 #define MAP_BUCKET_BYTES 64u
@@ -106,24 +113,37 @@ static inline void map_charge(u64_map *m, uint64_t more, uint64_t fewer) {
     if (m->account) *m->account += more - fewer;
 }
 
-static inline uint64_t map_segment_bytes(uint32_t cap) {
-    return sizeof(map_segment) + ((uint64_t)cap + 1) * MAP_BUCKET_BYTES;
-}
-
-static void map_drop_segment(u64_map *m, map_segment *s) {
-    if (!s) return;
-    map_charge(m, 0, map_segment_bytes(s->cap));
-    free(s->memory);
-    free(s);
+/* Large segments have pages of their own: what one leaves behind in the heap when it grows fits the next one
+ * badly, and a sixth of all memory was such holes. */
+static inline uint64_t map_buckets_bytes(uint32_t cap) {
+    uint64_t bytes = (uint64_t)cap * MAP_BUCKET_BYTES;
+    if (bytes < MAP_OWN_PAGES) return bytes + MAP_BUCKET_BYTES; /* a line more, to begin on one */
+    return (bytes + MAP_PAGE_BYTES - 1) / MAP_PAGE_BYTES * MAP_PAGE_BYTES;
 }
 
 static int map_new_buckets(map_segment *s, uint32_t cap) {
-    s->memory = calloc((size_t)cap + 1, MAP_BUCKET_BYTES);
+    uint64_t bytes = map_buckets_bytes(cap);
+    if ((uint64_t)cap * MAP_BUCKET_BYTES < MAP_OWN_PAGES) {
+        s->memory = calloc(1, bytes);
+    } else {
+        s->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (s->memory == MAP_FAILED) s->memory = NULL;
+    }
     if (!s->memory) return -1;
     s->buckets = (uint8_t *)(((uintptr_t)s->memory + MAP_BUCKET_BYTES - 1) & ~(uintptr_t)(MAP_BUCKET_BYTES - 1));
     s->cap = cap;
     s->used = 0;
     return 0;
+}
+
+static inline uint64_t map_segment_bytes(uint32_t cap) { return sizeof(map_segment) + map_buckets_bytes(cap); }
+
+static void map_drop_segment(u64_map *m, map_segment *s) {
+    if (!s) return;
+    map_charge(m, 0, map_segment_bytes(s->cap));
+    if ((uint64_t)s->cap * MAP_BUCKET_BYTES < MAP_OWN_PAGES) free(s->memory);
+    else munmap(s->memory, map_buckets_bytes(s->cap));
+    free(s);
 }
 
 static map_segment *map_new_segment(u64_map *m, uint32_t cap, uint32_t depth) {

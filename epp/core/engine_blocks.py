@@ -110,6 +110,9 @@ class EngineBlocks(EndpointRecords):
             self._add_copy(record, record.key, tier)
             tally.stored += 1
             return
+        if record is None and len(self._records) >= self._limits.max_blocks:
+            tally.skipped += 1
+            return
         if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
             self._refuse(1, tally)
             return
@@ -127,6 +130,9 @@ class EngineBlocks(EndpointRecords):
         if record is not None and record.key is not None:
             self._add_copy(record, record.key, tier)
             tally.stored += 1
+            return
+        if record is None and len(self._records) >= self._limits.max_blocks:
+            tally.skipped += 1
             return
         if record is None and self._budget.is_tight and self._budget.refuses(self.own_bytes):
             self._refuse(1, tally)

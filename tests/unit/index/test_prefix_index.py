@@ -384,6 +384,23 @@ def test_holders_are_not_limited_in_number(index_of: IndexOf) -> None:
     index.check_integrity()
 
 
+@pytest.mark.parametrize("token_less", [True, False])
+def test_waiting_blocks_count_against_the_bound_of_an_endpoint(index_of: IndexOf, token_less: bool) -> None:
+    """Found by reading: orphans came on top of the bound, and stayed there once their parent was known."""
+    index = index_of(limits=IndexLimits(max_blocks=6))
+    index.apply(A, [stored(0, 4)])
+    late = BlockStored(CacheTier.CPU, tuple(EngineBlockHash(50 + n) for n in range(4)), None, None, SIZE)
+    orphans = late if token_less else stored(5, 9)
+    applied = index.apply(A, [orphans])
+    assert (applied.skipped_blocks, applied.unresolved_blocks + applied.orphan_blocks) == (2, 2)
+    again = index.apply(A, [orphans])  # a further copy of those that wait is no further block
+    assert (again.skipped_blocks, again.unresolved_blocks + again.orphan_blocks) == (2, 2)
+    index.apply(A, [stored(4, 5)])
+    held = index.stats(A)
+    assert held.device_blocks + held.waiting_blocks <= 6
+    index.check_integrity()
+
+
 def test_corruption_is_found(index_of: IndexOf) -> None:
     index = index_of()
     index.apply(A, [stored()])
