@@ -2,7 +2,7 @@
  *
  * Why segments (extendible hashing): a table of millions that doubles stalls for tens of ms; here the most
  * that is ever moved at once is one segment, some 0.1 ms. Large segments grow in small steps, so that they
- * are 70 to 90 % full. What is in a segment: `_map_segment.h`.
+ * are 57 to 85 % full. What is in a segment: `_map_segment.h`.
  *
  * Pointers into the map are good until the next map_put or map_add, or a map_del that makes it smaller. No
  * function is safe against another thread: hold the GIL.
@@ -30,15 +30,17 @@ static void map_free(u64_map *m) {
 
 /* Copy those records of `s` whose hash has all bits of `mask` as in `bits` to `to`. 0: one finds no place. */
 static int map_take_over(const u64_map *m, map_segment *to, const map_segment *s, uint64_t mask, uint64_t bits) {
-    for (uint32_t i = 0; i < s->cap * m->per; i++) {
-        const uint8_t *p = map_bucket(s, i / m->per) + (size_t)(i % m->per) * m->stride;
-        if (!map_tag(p)) continue;
-        uint64_t hash = map_hash(m, load_u64(p));
-        if ((hash & mask) != bits) continue;
-        uint8_t *place = map_place(m, to, hash);
-        if (!place) return 0;
-        map_copy(m, place, p);
-        map_count(to, hash, place);
+    for (uint32_t at = 0; at < s->cap; at++) {
+        const uint8_t *p = map_bucket(s, at), *end = p + (size_t)m->per * m->stride;
+        for (; p < end; p += m->stride) {
+            if (!map_tag(p)) continue;
+            uint64_t hash = map_hash(m, load_u64(p));
+            if ((hash & mask) != bits) continue;
+            uint8_t *place = map_place(m, to, hash);
+            if (!place) return 0;
+            map_copy(m, place, p);
+            map_count(to, hash, place);
+        }
     }
     return 1;
 }
@@ -96,7 +98,7 @@ static int map_split(u64_map *m, map_segment *s, uint64_t hash) {
 }
 
 static inline int map_segment_has_room(const u64_map *m, const map_segment *s) {
-    return (uint64_t)(s->used + 1) * 10 <= (uint64_t)s->cap * m->per * 9;
+    return (uint64_t)(s->used + 1) * 20 <= (uint64_t)s->cap * m->per * 17;
 }
 
 /* A new `key` would, but for bad luck, fit without an allocation. */

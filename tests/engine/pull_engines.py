@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ KEY: Final = b"a-pool-key-of-thirty-two-bytes-!"
 ANSWER_TOKENS: Final = 8
 WAIT_S: Final = 120.0
 POLL_S: Final = 0.1
+_numbers = count(100)
 
 
 def connector_config(p2p_port: int, key_file: Path | None, **tier: Any) -> dict[str, Any]:
@@ -206,8 +208,13 @@ def post(url: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
     return json.loads(raw) if raw.strip().startswith(b"{") else None
 
 
+def fresh(blocks: int, more: int = 5) -> list[int]:
+    """A prompt that no other test sends: engines are shared by all of them."""
+    return prompt(next(_numbers), blocks, more)
+
+
 def prompt(number: int, blocks: int, more: int = 5) -> list[int]:
-    """`blocks` whole blocks and `more` tokens that no other number shares."""
+    """`blocks` whole blocks and `more` tokens; below 7,000 no two numbers begin alike."""
     return [
         20 + (number * 7919 + place * place * 31 + place * 17) % 7000 for place in range(blocks * 32 + more)
     ]

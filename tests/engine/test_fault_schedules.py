@@ -12,7 +12,6 @@ import random
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import pytest
 
@@ -20,9 +19,9 @@ from tests.engine.control_line import TURNS, ControlLine
 from tests.engine.pull_engines import (
     BLOCK_BYTES,
     PullEngine,
+    fresh,
     mover_of,
     processes_of,
-    prompt,
     source_params,
     until,
 )
@@ -43,7 +42,6 @@ KINDS = (
     "kill_mover",
 )
 STAGES = random.Random(8).sample(range(1, TURNS + 1), TURNS)
-_numbers = count(20_000)
 
 
 class Fault:
@@ -96,7 +94,7 @@ def settled(*engines: PullEngine) -> Callable[[], bool]:
 
 def pull_brings_its_blocks(puller: PullEngine, producer: PullEngine) -> bool:
     """Without a fault, over the producer's own port. False where a remembered failure still answers."""
-    ids = prompt(next(_numbers), BLOCKS)
+    ids = fresh(BLOCKS)
     producer.complete(ids)
     own = producer.complete(ids)
     before = puller.metric("kvpull_pull_received_bytes_total")
@@ -112,7 +110,7 @@ def test_a_seeded_fault(seed: int, source: PullEngine, consumer: PullEngine, sou
     """The more impatient of the two pulls."""
     puller, producer = source, consumer
     stage = STAGES[seed % TURNS]
-    ids = prompt(next(_numbers), BLOCKS)
+    ids = fresh(BLOCKS)
     producer.complete(ids)
     own = producer.complete(ids)
     fault = Fault(KINDS[seed], puller, producer)
@@ -123,7 +121,7 @@ def test_a_seeded_fault(seed: int, source: PullEngine, consumer: PullEngine, sou
             pulled = threads.submit(
                 puller.complete, ids, params=source_params("127.0.0.1", line.port, f"fault-{seed}")
             )
-            beside = threads.submit(puller.complete, prompt(next(_numbers), 2))
+            beside = threads.submit(puller.complete, fresh(2))
             assert len(beside.result().tokens) == 8
             answer = pulled.result()
     finally:

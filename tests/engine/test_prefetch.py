@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 
 import pytest
 
 from engine_plugin.protocol import Prefetched
 from tests.engine.ordering import block_keys, order_pull
-from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, prompt, until
+from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, fresh, until
 
 pytestmark = pytest.mark.timeout(900)
-_numbers = count(30_000)
 
 
 async def test_an_idle_engine_pulls_what_it_is_ordered_to(source: PullEngine, consumer: PullEngine) -> None:
-    ids = prompt(next(_numbers), 20)
+    ids = fresh(20)
     source.complete(ids)
     own = source.complete(ids)
     received = consumer.metric("kvpull_pull_received_bytes_total")
-    keys = [*block_keys(ids), *block_keys(prompt(next(_numbers), 2))]
+    keys = [*block_keys(ids), *block_keys(fresh(2))]
     assert await order_pull(consumer, source, keys) == Prefetched(1, 20, 20 * BLOCK_BYTES, "ok")
     # its own figures reach an idle engine's page within a second
     now = received + 20 * BLOCK_BYTES
@@ -38,5 +36,5 @@ async def test_an_idle_engine_pulls_what_it_is_ordered_to(source: PullEngine, co
 
 
 async def test_what_nobody_holds_is_a_miss(source: PullEngine, consumer: PullEngine) -> None:
-    missing = block_keys(prompt(next(_numbers), 3))
+    missing = block_keys(fresh(3))
     assert await order_pull(consumer, source, missing) == Prefetched(1, 0, 0, "miss")

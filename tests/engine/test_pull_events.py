@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 
 import pytest
 import zmq
 import zmq.asyncio
 
 from engine_plugin.salt import published_salt
-from tests.engine.pull_engines import BLOCK_TOKENS, KEY, PullEngine, prompt
+from tests.engine.pull_engines import BLOCK_TOKENS, KEY, PullEngine, fresh
 from tests.engine.serving import connect, watching
 
 pytestmark = pytest.mark.timeout(900)
-_numbers = count(20_000)
-
-
-def fresh(blocks: int, more: int = 5) -> list[int]:
-    """A prompt that no other test sends."""
-    return prompt(next(_numbers), blocks, more)
 
 
 async def test_pulled_blocks_are_claimed_for_both_tiers(source: PullEngine, consumer: PullEngine) -> None:

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from tests.engine.pull_engines import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     PullEngine,
+    fresh,
     processes_of,
-    prompt,
     source_params,
     start_engines,
     until,
@@ -29,12 +28,6 @@ from tests.engine.pull_engines import (
 from tests.engine.reports import Reports
 
 pytestmark = pytest.mark.timeout(900)
-_numbers = count(10_000)
-
-
-def fresh(blocks: int, more: int = 5) -> list[int]:
-    """A prompt that no other test sends."""
-    return prompt(next(_numbers), blocks, more)
 
 
 @pytest.fixture(scope="module")

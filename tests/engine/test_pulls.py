@@ -7,17 +7,15 @@ engine.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import pytest
 
 from engine_plugin.pull_report import PullFinished
-from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, prompt, until
+from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, fresh, until
 from tests.engine.reports import Reports
 from tests.engine.serving import ADAPTER
 
 pytestmark = pytest.mark.timeout(900)
-_numbers = count(100)
 
 
 class Moved:
@@ -35,11 +33,6 @@ class Moved:
         """Bytes received from peers, prompt tokens that vLLM says came from them."""
         received, tokens = self._look()
         return int(received - self._before[0]), int(tokens - self._before[1])
-
-
-def fresh(blocks: int, more: int = 5) -> list[int]:
-    """A prompt that no other test sends."""
-    return prompt(next(_numbers), blocks, more)
 
 
 def test_a_pull_moves_the_prefix_and_answers_as_the_source_does(
