@@ -17,6 +17,7 @@ from epp.core.cache_view import CacheView
 from epp.core.columns import candidate_rows
 from epp.core.decision_record import DecisionRecord, DecisionRing, PullState
 from epp.core.disagg import Placement, split_by_role
+from epp.core.endpoint_pool import EndpointPool
 from epp.core.errors import NoEndpoints
 from epp.core.load_ledger import LoadLedger
 from epp.core.model_names import ModelNames
@@ -51,16 +52,13 @@ class EndpointPicker:
     def __init__(self, settings: PickerSettings, cache: CacheView) -> None:
         self._settings = settings
         self._cache = cache
-        self._endpoints: dict[EndpointId, Endpoint] = {}
+        self._pool = EndpointPool()
         self._metrics = ScrapedMetrics()
-        self._has_replay: dict[EndpointId, bool] = {}
         self._ledger = LoadLedger()
         self._models = ModelNames(settings.base_models)
         self._ring = DecisionRing(settings.ledger_capacity)
         self._sources = SourceSelector(settings.source_producer)
         self._approx = ApproxPrefixes(settings.approx) if settings.approx else None
-        self._in_order: tuple[Endpoint, ...] | None = None  # by id; None: the pool has changed
-        self._in_service: tuple[list[Endpoint], list[EndpointId]] | None = None  # likewise
         self._now_s = 0.0  # as last heard: good enough to age what was learned
 
     # --- the pool -------------------------------------------------------------------------------
@@ -100,40 +98,32 @@ class EndpointPicker:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The pool in the order of its ids: the order in which sources are sampled."""
-        if self._in_order is None:
-            self._in_order = tuple(sorted(self._endpoints.values(), key=lambda e: e.id))
-        return self._in_order
+        return self._pool.in_order
 
     def upsert_endpoint(self, endpoint: Endpoint, *, has_replay: bool = True) -> bool:
         """Add an endpoint, or change its labels or draining state. A changed address is another
         engine, a replay socket that came or went another stream: what was known is dropped. True: its
         cache view starts afresh."""
-        known = self._endpoints.get(endpoint.id)
-        replay_changed = self._has_replay.get(endpoint.id, has_replay) != has_replay
-        if known is not None and (replay_changed or known.address != endpoint.address):
+        if self._pool.is_another(endpoint, has_replay):
             self.remove_endpoint(endpoint.id)
-            known = None
-        if known is None:
+        is_new = endpoint.id not in self._pool
+        if is_new:
             self._cache.add_endpoint(endpoint.id, has_replay=has_replay)
-        self._endpoints[endpoint.id] = endpoint
-        self._in_order = self._in_service = None
-        self._has_replay[endpoint.id] = has_replay
-        return known is None
+        self._pool.put(endpoint, has_replay)
+        return is_new
 
     def remove_endpoint(self, endpoint_id: EndpointId) -> None:
         """Forget an endpoint. Load booked on it ends with its own requests."""
-        if self._endpoints.pop(endpoint_id, None) is not None:
+        if self._pool.remove(endpoint_id):
             self._cache.remove_endpoint(endpoint_id)
             self._forget_placements(endpoint_id)
-        self._in_order = self._in_service = None
         self._sources.refusals.forget(endpoint_id)
         self._metrics.forget(endpoint_id)
         self._models.forget(endpoint_id)
-        self._has_replay.pop(endpoint_id, None)
 
     def update_metrics(self, endpoint_id: EndpointId, metrics: EndpointMetrics) -> None:
         """Latest scrape; ignored for an endpoint that has left the pool. Falling asleep voids its claims."""
-        if endpoint_id not in self._endpoints:
+        if endpoint_id not in self._pool:
             return
         if metrics.asleep and not self._metrics.last(endpoint_id).asleep:
             self._cache.distrust(endpoint_id)
@@ -147,7 +137,7 @@ class EndpointPicker:
         self, endpoint_id: EndpointId, refused: Mapping[tuple[str, str], float], now_s: float
     ) -> None:
         """Peers that this engine refused or was refused by, by (peer, reason), as its page counts them."""
-        if endpoint_id in self._endpoints:
+        if endpoint_id in self._pool:
             self._sources.refusals.observe(endpoint_id, refused, now_s)
 
     @property
@@ -286,7 +276,7 @@ class EndpointPicker:
     def _candidates(
         self, request: SchedulingRequest, now_s: float
     ) -> tuple[LookUp, ApproxLookUp, list[Candidate]]:
-        pool, ids = self._serving()
+        pool, ids = self._pool.serving
         if request.subset is not None:
             pool = [e for e in pool if in_subset(e, request.subset)]
             ids = [e.id for e in pool]
@@ -303,13 +293,6 @@ class EndpointPicker:
             list(placed.matches.values()) if placed.matches else None,
         )
         return look_up, placed, rows
-
-    def _serving(self) -> tuple[list[Endpoint], list[EndpointId]]:
-        """Endpoints that take requests, and their ids, in the order of those. Made once a change."""
-        if self._in_service is None:
-            pool = [e for e in self.endpoints if not e.draining]
-            self._in_service = pool, [e.id for e in pool]
-        return self._in_service
 
     def _forget_placements(self, endpoint_id: EndpointId) -> None:
         if self._approx is not None:
