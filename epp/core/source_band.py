@@ -74,9 +74,11 @@ class Selection:
         classified, key, plain = bool(self._policy.by_class), self._key, not self._peers
         rules, refuses, candidates, depths = self._rules, self._refuses, self._candidates, self._depths
         least, most, counted, lax, _ = self._rule(None, self._policy)
-        rows: list[Candidate] = []
-        weights: list[float] = []
-        for i in within_reach(candidates, depths, best):
+        places = within_reach(candidates, depths, best)
+        rows = [candidates[i] for i in places]
+        weights = _weights(rows, key, most, counted, lax) if plain and not classified else []
+        del rows[len(weights) :]
+        for i in places[len(weights) :]:
             depth, candidate = depths[i], candidates[i]
             endpoint, metrics, load, _, _ = candidate
             if classified:
@@ -90,8 +92,6 @@ class Selection:
                 self._noted.append((-depth, i))
                 continue
             rows.append(candidate)
-            # unknown counts as 0 waiting, as in the reference: refusing a holder because its scrape is late
-            # would recompute seconds of prefill to save one bad guess
             weights.append(1.0 / (1.0 + (metrics.waiting_requests or 0.0) + served * counted))
         refused_best = sum(depth == -best for depth, _ in self._noted)
         return Band(rows, weights, self._depths.count(best) > refused_best)
@@ -163,6 +163,22 @@ class Selection:
         if self._peers and not self._peers.isdisjoint(_peer_names(candidate)):
             return SourceReason.PEER_REFUSED
         return SourceReason.OVER_LIMIT if candidate.load.pulls_served >= most else None
+
+
+def _weights(rows: Sequence[Candidate], key: str | None, most: int, counted: int, lax: bool) -> list[float]:
+    """Weights of the first rows, up to one that has to be looked at closely. Without classes and refusals:
+    that is, nearly always, of all.
+
+    Unknown counts as 0 waiting, as in the reference: refusing a holder because its scrape is late would
+    recompute seconds of prefill to save one bad guess."""
+    weights: list[float] = []
+    for endpoint, metrics, load, _, _ in rows:
+        info, served = metrics.info, load.pulls_served
+        fits = lax if info is None or key is None else info.pull_key is key  # interned
+        if not fits or served >= most or endpoint.draining:
+            break
+        weights.append(1.0 / (1.0 + (metrics.waiting_requests or 0.0) + served * counted))
+    return weights
 
 
 def _peer_names(candidate: Candidate) -> tuple[str, ...]:
