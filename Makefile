@@ -55,7 +55,7 @@ image: $(STAMP)  ## build both images with buildah, start and probe them (root; 
 
 soak: $(STAMP)  ## reliability under load and faults, with figures
 	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.soak_sidecar
+	$(BIN)/python -m benchmarks.soak_sidecar --requests 50000 --clients 150
 	$(BIN)/python -m benchmarks.soak_transport
 	$(BIN)/python -m deploy.image || [ $$? -eq 2 ]
 

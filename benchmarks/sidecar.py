@@ -7,6 +7,7 @@ source, so its body is rewritten. Figures:
     added_p50_ms_1k, added_p50_ms_200k   p50 through the sidecar minus p50 direct, by body size
     vs_envoy_p50                         p50 through the sidecar minus p50 through Envoy, ms, by body size
     cpu_ms_1k, cpu_ms_200k               CPU time of the sidecar's process a request (noise-free)
+    first_byte_added_ms                  p50 to the first byte of a stream's answer, minus the same direct
     sse_core_share                       cores used for `streams` streams of 50 events/s
     kb_per_stream                        growth of resident memory a stream, 50 events/s under way
 """
@@ -35,6 +36,7 @@ from deploy.local.envoy import EnvoyCommand, find_binary
 HOST, PEER = "127.0.7.1", "127.0.7.2"
 SIDECAR_PORT, ENVOY_PORT, ADMIN_PORT = 8000, 8010, 8011
 EVENTS_PER_S = 50
+FIRST_BYTES = 150  # streams a route
 TARGETS = {"added_p50_ms_1k": 0.8, "added_p50_ms_200k": 1.5, "sse_core_share": 0.6, "kb_per_stream": 100.0}
 _TYPE = "type.googleapis.com/envoy.extensions.filters."
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -203,6 +205,21 @@ async def latencies(rig: Rig, body_bytes: int, count: int) -> dict[str, float]:
     return found | {"cpu": cpu_s / count * 1e3}
 
 
+async def first_bytes(rig: Rig, count: int) -> dict[str, float]:
+    """p50 by route in ms from a stream's request to the first byte of its answer."""
+    connections = {name: await Connection.open(address) for name, address in rig.routes.items()}
+    samples: dict[str, list[float]] = {name: [] for name in connections}
+    for _ in range(count):
+        for name, connection in connections.items():
+            started_s = time.perf_counter()
+            await connection.start_stream(1)
+            samples[name].append(time.perf_counter() - started_s)
+            await connection.drain()
+    for connection in connections.values():
+        connection.close()
+    return {name: statistics.median(values) * 1e3 for name, values in samples.items()}
+
+
 async def streams(rig: Rig, count: int, seconds: float) -> tuple[float, float]:
     """Cores used while `count` streams run, and KB of resident memory a stream."""
     events = int((seconds + 2) * EVENTS_PER_S)
@@ -226,10 +243,13 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, A
     with running(directory) as rig:
         small = await latencies(rig, 1 << 10, arguments.requests)
         large = await latencies(rig, 200 << 10, max(50, arguments.requests // 4))
+        first = await first_bytes(rig, FIRST_BYTES)
         share, kb_per_stream = await streams(rig, arguments.streams, arguments.seconds)
     result: dict[str, Any] = {
         "added_p50_ms_1k": round(small["sidecar"] - small["direct"], 3),
         "added_p50_ms_200k": round(large["sidecar"] - large["direct"], 3),
+        "first_byte_added_ms": round(first["sidecar"] - first["direct"], 3),
+        "first_byte_envoy_added_ms": round(first["envoy"] - first["direct"], 3),
         "sse_core_share": round(share, 3),
         "kb_per_stream": round(kb_per_stream, 1),
         "vs_envoy_p50": {
