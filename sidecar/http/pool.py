@@ -38,14 +38,13 @@ class ConnectionPool:
     def take(self, address: HostPort) -> ClientConnection | None:
         """An idle connection that is young enough, or None."""
         idle = self._idle.get(address)
-        if not idle:
-            return None
-        connection = idle.pop()
-        now_s = asyncio.get_running_loop().time()
-        if now_s - connection.moved_s > self._keepalive_s or connection.transport.is_closing():
+        oldest_s = asyncio.get_running_loop().time() - self._keepalive_s
+        while idle:
+            connection = idle.pop()
+            if connection.moved_s >= oldest_s and not connection.transport.is_closing():
+                return connection
             connection.abort()
-            return self.take(address)
-        return connection
+        return None
 
     async def open(self, address: HostPort) -> ClientConnection:
         """A new connection.
