@@ -75,16 +75,14 @@ async def soak(connector: str, arguments: argparse.Namespace, directory: Path) -
             else:
                 tally.judge(case, raw)
 
-        resident_kb = [baseline["rss_kb"]]
+        memory = [baseline]
         for part in range(PARTS):
             numbers = range(arguments.requests * part // PARTS, arguments.requests * (part + 1) // PARTS)
             after = await run_many(one, numbers, gate, running, baseline)
-            resident_kb.append(after["rss_kb"])
+            memory.append(after)
     for server in (engine, *peers):
         server.close()
-    grown_kb = (
-        resident_kb[-1] - resident_kb[PARTS - 2]
-    )  # over the last two parts: what is warm by then stays so
+    grown_kb = after["rss_kb"] - memory[1]["rss_kb"]  # since all was warm
     left = {key: after[key] - baseline[key] for key in ("tasks", "sockets", "active")}
     clean = not tally.lost and not tally.forged and max(left.values()) <= 0 and grown_kb <= MAX_GROWTH_KB
     return {
@@ -93,7 +91,8 @@ async def soak(connector: str, arguments: argparse.Namespace, directory: Path) -
         "lost": len(tally.lost),
         "forged": len(tally.forged),
         "left_over": left,
-        "rss_kb": resident_kb,
+        "rss_kb": [census["rss_kb"] for census in memory],
+        "objects": [census["objects"] for census in memory],
         "outcomes": dict(tally.outcomes.most_common()),
         "examples": (tally.lost + tally.forged)[:10],
         "clean": clean,

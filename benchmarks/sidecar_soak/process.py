@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.sidecar_soak.cases import ENGINE_HOST, HOST
 from sidecar.config import parse_config
@@ -20,6 +23,8 @@ from sidecar.server import Sidecar
 SETTLE_S = 30.0
 _LIMITS = ("--idle-timeout=8s", "--prefill-timeout=1s", "--body-timeout=2s", "--head-timeout=8s")
 _MORE = ("--prefill-retry-backoff=1ms", "--secure-proxy=false", "--log-level=error", "--drain-timeout=2s")
+
+_LIBC: Final = ctypes.CDLL(None)
 
 
 async def child(argv: list[str]) -> None:
@@ -38,11 +43,14 @@ def _census(sidecar: Sidecar) -> dict[str, int]:
             links.append(os.readlink(f"/proc/self/fd/{entry}"))
         except OSError:
             continue
+    gc.collect()
+    _LIBC.malloc_trim(0)  # memory that is free and that the allocator only keeps is no leak
     fields = Path("/proc/self/status").read_text().split("VmRSS:")[1]
     return {
         "tasks": len(asyncio.all_tasks()),
         "sockets": sum(link.startswith("socket:") for link in links),
         "rss_kb": int(fields.split()[0]),
+        "objects": len(gc.get_objects()),
         "active": int(sidecar.telemetry.value("kvpull_sidecar_active_requests")),
     }
 
