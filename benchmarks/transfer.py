@@ -84,7 +84,7 @@ async def side(
             identity=who,
             tier=tier,
             store=Store(),
-            key=None if insecure else KEY,
+            keys=() if insecure else (KEY,),
             insecure=insecure,
             checksums=checksums,
             limits=LIMITS,

@@ -26,6 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from deploy.local.spec import ROOT
 from deploy.local.vllm.site import make_site
 from tests.engine import processes
 from tests.engine.model import Shape, write_model
@@ -212,7 +213,7 @@ def main() -> int:
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as work:
         root = Path(work)
-        (make_site(root) / "benchmarks").symlink_to(processes.ROOT / "benchmarks")
+        (make_site(root) / "benchmarks").symlink_to(ROOT / "benchmarks")
         (root / "key").write_bytes(KEY)
         model = make_model(root, shape)
         found: dict[str, Timings] = {}

@@ -54,6 +54,7 @@ TRANSFER_SECONDS: Final = "kvpull_transfer_seconds"  # consumer; histogram
 HANDSHAKES_UNFINISHED_TOTAL: Final = "kvpull_handshakes_unfinished_total"  # producer
 CPU_TIER_FILL: Final = "kvpull_cpu_tier_fill_perc"  # gauge, 0..1
 LEASES: Final = "kvpull_leases"  # producer; gauge of leases held now
+PEER_KEYS: Final = "kvpull_peer_keys"  # gauge; label: key, a public name of it; see `key_state`
 
 # --- KV events (vLLM 0.32 kv_events) ------------------------------------------------------------
 MEDIUM_DEVICE: Final = "GPU"
@@ -63,6 +64,11 @@ MEDIUM_CPU: Final = "CPU"
 P2P_PORT: Final = 7777
 EVENTS_PORT: Final = 5557
 REPLAY_PORT: Final = 5657
+
+
+def key_state(key_id: str, in_force: tuple[str, ...]) -> int:
+    """Value of `kvpull_peer_keys`: 2 shown to peers (the first in force), 1 accepted of them, 0 no longer."""
+    return 2 if in_force[:1] == (key_id,) else int(key_id in in_force)
 
 
 def kv_source_params(kv_request_id: str, host: str, port: int) -> dict[str, Any]:

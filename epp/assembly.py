@@ -74,12 +74,12 @@ def build_orders(
     Raises:
         ConfigError: orders are configured and cannot be given.
     """
-    key = key_files.peer_key(arguments.peer_key_file)
-    if key is None:
+    keys = key_files.peer_keys(arguments.peer_key_file)
+    if not keys:
         if config.settings.next_turns is not None:
             raise ConfigError("kvpull-next-turn-prefetcher orders engines to pull: give --peer-key-file")
         return None
-    return PrefetchSender(lambda: picker.next_turns, key)
+    return PrefetchSender(lambda: picker.next_turns, keys, arguments.peer_key_file)
 
 
 def build_admission_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_plugin.salt import MIN_POOL_KEY_BYTES
-from engine_plugin.transport.control.pool_tls import MIN_KEY_BYTES
+from engine_plugin.transport.peer_keys import PeerKeys, parse_keys
 from epp.core.errors import ConfigError
 from epp.core.hashing import INDEX_SEED_BYTES
 from sidecar.routing_auth import load_routing_key
@@ -42,18 +42,18 @@ def routing_key(path: Path | None) -> bytes | None:
         raise ConfigError(f"--routing-key-file {path}: {error}") from error
 
 
-def peer_key(path: Path | None) -> bytes | None:
-    """The engines' pool key, for orders to them; None: they are given none.
+def peer_keys(path: Path | None) -> PeerKeys:
+    """The engines' pool keys, for orders to them, the one to show first; none: they are given none.
 
     Raises:
-        ConfigError: unreadable or too short.
+        ConfigError: unreadable, none, or one that is too short.
     """
     if path is None:
-        return None
-    key = _read(path, "--peer-key-file").strip()
-    if len(key) < MIN_KEY_BYTES:
-        raise ConfigError(f"--peer-key-file {path}: {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
-    return key
+        return ()
+    try:
+        return parse_keys(_read(path, "--peer-key-file"))
+    except ValueError as error:
+        raise ConfigError(f"--peer-key-file {path}: {error}") from error
 
 
 def salt_key(path: Path | None) -> bytes | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 
 from engine_plugin.identity import Address, PeerIdentity, format_address
 from engine_plugin.protocol import Declined
 from engine_plugin.transport.control.dialer import Dialer
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
-from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.stats import TransportStats
 from engine_plugin.transport.types import PrefetchOrder, PrefetchResult, PullError, PullReason
@@ -23,12 +24,12 @@ from engine_plugin.transport.types import PrefetchOrder, PrefetchResult, PullErr
 class PrefetchOrders:
     """Sessions to the engines that are ordered; dialled on demand, with the transport's own back-off."""
 
-    def __init__(self, key: bytes, limits: Limits | None = None) -> None:
-        """Create it on the loop it will run on. Raises ValueError for a key that is too short."""
+    def __init__(self, keys: Sequence[bytes], limits: Limits | None = None) -> None:
+        """Create it on the loop it will run on. `keys`: the first is shown, each accepted. Raises ValueError
+        for none, or one that is too short."""
         limits = limits or Limits()
-        caller = Caller(
-            _picker_identity(), PoolTls.derive(key).client, limits, TransportStats(), role="picker"
-        )
+        self._keys = PoolKeys(keys)
+        caller = Caller(_picker_identity(), self._keys, limits, TransportStats(), role="picker")
 
         async def connect(target: Address) -> OutboundSession:
             return await OutboundSession.connect(target, caller)
@@ -51,6 +52,11 @@ class PrefetchOrders:
             limited = ended.reason == "limit"
             raise PullError(PullReason.REFUSED_LIMIT if limited else PullReason.PROTOCOL, ended.detail)
         return PrefetchResult(ended.blocks, ended.bytes, ended.reason)
+
+    async def use_keys(self, keys: Sequence[bytes]) -> None:
+        """As `PeerTransport.use_keys`."""
+        await self._keys.replace(keys)
+        self._dialer.keys_changed(self._keys)
 
     async def stop(self) -> None:
         """End every session."""

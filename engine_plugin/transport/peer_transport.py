@@ -20,7 +20,7 @@ from engine_plugin.transport.control.inbound import Listener
 from engine_plugin.transport.control.keeper import Keeper
 from engine_plugin.transport.control.leases import LeaseBook
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
-from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.control.prefetching import PrefetchDesk
 from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns
 from engine_plugin.transport.faults import Faults
@@ -57,7 +57,7 @@ class PeerTransport:
         identity: PeerIdentity,
         tier: TierMemory,
         store: BlockStore,
-        key: bytes | None,
+        keys: Sequence[bytes] = (),
         insecure: bool = False,
         checksums: bool = True,
         limits: Limits | None = None,
@@ -67,55 +67,34 @@ class PeerTransport:
         """Create it on the loop it will run on; nothing runs before `start`.
 
         Args:
-            key: the pool's secret; the control channel is encrypted, and only its holders are peers.
+            keys: the pool's secret, and others that are accepted while it is being replaced (`peer_keys`);
+                the control channel is encrypted, and only holders of one are peers.
             insecure: without a key: plain text, any peer of equal identity is trusted.
             checksums: verify every block that arrives. Off, a late or torn write is still kept from
                 reused slots by quarantine and generations, but nothing would notice if it were not.
             prefetcher: pulls what a peer orders without a request; None: such orders are declined.
 
         Raises:
-            ValueError: the identity's block size is not the tier's slot size, the key is too short, or
+            ValueError: the identity's block size is not the tier's slot size, a key is too short, or
                 there is neither a key nor `insecure`.
         """
         if identity.block_bytes != tier.slot_bytes:
             raise ValueError(f"blocks of {identity.block_bytes} bytes in slots of {tier.slot_bytes}")
-        if (key is None) != insecure:
+        if bool(keys) == insecure:
             raise ValueError("a transport has a peer key, or is insecure by name")
         limits = limits or Limits()
         self.address = listen
         self.stats = TransportStats()
+        self._keys = PoolKeys(keys) if keys else None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-checksum")
-        self._insecure = insecure
-        tls = None if key is None else PoolTls.derive(key)
-        digests = Checksums(tier, self._threads, enabled=checksums)
-        name = f"{identity.instance}-{identity.rank}"
-        self._movers = MoverSupervisor(name, tier, limits, self._mover_changed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._producer = Producer(
-            identity=identity,
-            store=store,
-            checksums=digests,
-            movers=self._movers,
-            leases=LeaseBook(store, limits, self.stats),
-            leasing=leasing_turns(limits, tier.total_bytes),
-            moves=moving_turns(limits),
-            prefetching=PrefetchDesk(
-                prefetcher, limits, asyncio.get_running_loop().time(), identity.block_size_tokens
-            ),
-            limits=limits,
-            stats=self.stats,
-            faults=faults,
-            tasks=self._tasks,
+        self._movers = MoverSupervisor(
+            f"{identity.instance}-{identity.rank}", tier, limits, self._mover_changed
         )
-        self._listener = Listener(self._producer, None if tls is None else tls.server)
-        caller = Caller(
-            identity, None if tls is None else tls.client, limits, self.stats, local_host=listen[0]
-        )
-
-        async def connect(source: Address) -> OutboundSession:
-            return await OutboundSession.connect(source, caller)
-
-        self._dialer = Dialer(connect, limits, self._session_opened)
+        digests = Checksums(tier, self._threads, enabled=checksums)
+        self._producer = self._make_producer(identity, tier, store, digests, limits, faults, prefetcher)
+        self._listener = Listener(self._producer, self._keys)
+        self._dialer = self._make_dialer(identity, limits)
         self._keeper = Keeper(self._dialer, limits)
         self._consumer = Consumer(
             identity=identity,
@@ -129,6 +108,40 @@ class PeerTransport:
             stats=self.stats,
         )
 
+    def _make_producer(
+        self,
+        identity: PeerIdentity,
+        tier: TierMemory,
+        store: BlockStore,
+        digests: Checksums,
+        limits: Limits,
+        faults: Faults | None,
+        prefetcher: Prefetcher | None,
+    ) -> Producer:
+        now_s = asyncio.get_running_loop().time()
+        return Producer(
+            identity=identity,
+            store=store,
+            checksums=digests,
+            movers=self._movers,
+            leases=LeaseBook(store, limits, self.stats),
+            leasing=leasing_turns(limits, tier.total_bytes),
+            moves=moving_turns(limits),
+            prefetching=PrefetchDesk(prefetcher, limits, now_s, identity.block_size_tokens),
+            limits=limits,
+            stats=self.stats,
+            faults=faults,
+            tasks=self._tasks,
+        )
+
+    def _make_dialer(self, identity: PeerIdentity, limits: Limits) -> Dialer:
+        caller = Caller(identity, self._keys, limits, self.stats, local_host=self.address[0])
+
+        async def connect(source: Address) -> OutboundSession:
+            return await OutboundSession.connect(source, caller)
+
+        return Dialer(connect, limits, self._session_opened)
+
     @property
     def mover_pid(self) -> int | None:
         """Process id of the mover now in use, for fault injection and diagnosis."""
@@ -141,7 +154,7 @@ class PeerTransport:
             MoverDown: the mover does not start.
             OSError: the address cannot be bound.
         """
-        if self._insecure:
+        if self._keys is None:
             log.warning("insecure: any peer of equal identity is trusted, and the control channel is plain")
         await self._movers.start()
         try:
@@ -171,6 +184,20 @@ class PeerTransport:
             PullError: as `lookup` for a source that cannot be reached or refuses.
         """
         await self._consumer.connect(source, deadline_s)
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Names of the peer keys in force, the one shown to peers first; none if insecure. Not secret."""
+        return () if self._keys is None else self._keys.ids()
+
+    async def use_keys(self, keys: Sequence[bytes]) -> None:
+        """From now on show the first of these keys to peers and accept each; sessions that rest on another
+        one end, with the pulls in them. Raises ValueError: insecure, no key, or one that is too short."""
+        if self._keys is None:
+            raise ValueError("an insecure transport has no keys")
+        await self._keys.replace(keys)
+        self._listener.keys_changed()
+        self._dialer.keys_changed(self._keys)
 
     def keep_connected(self, peers: Iterable[Address]) -> None:
         """Stay connected to these peers from now on, dialling again whenever a session ends; replaces the

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from engine_plugin.identity import Address, PeerIdentity, format_address
@@ -28,6 +29,7 @@ from engine_plugin.transport import (
     TierMemory,
     TransportStats,
 )
+from engine_plugin.transport.peer_keys import follow
 from engine_plugin.vllm.finished import Answered, Finished, Moved, ServiceCounts, Usable
 from engine_plugin.vllm.ordered_pulls import OrderedPull, serve_order
 from engine_plugin.vllm.request_pull import RequestPull
@@ -81,7 +83,7 @@ class PullService:
         self._find_identity = find_identity
         self._block_tokens = block_tokens
         self._on_figures = on_figures
-        self._key = config.read_peer_key()
+        self._keys = config.read_peer_keys()
         self._finished: deque[Finished] = deque()
         self._transport: PeerTransport | None = None
         self._reports = ReportPublisher()
@@ -103,6 +105,11 @@ class PullService:
         """Slots that a peer may still write into."""
         stats = self.stats
         return stats.quarantined_slots if stats is not None else 0
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """As `PeerTransport.key_ids`."""
+        return self._transport.key_ids if self._transport is not None else ()
 
     def ask(self, pull: RequestPull, keys: tuple[bytes, ...]) -> None:
         """Ask the source; ends with `Answered`."""
@@ -200,6 +207,8 @@ class PullService:
         log.info("kvpull listens on %s as %s", format_address(self.address), identity.instance)
         assert self._transport is not None
         self._transport.keep_connected(self._config.connect_addresses())
+        if self._keys:
+            self._start(follow(Path(self._config.peer_key_file), self._keys, self._transport))
         self._start(self._watch_figures())
 
     async def _start_transport(self, identity: PeerIdentity) -> bool:
@@ -208,7 +217,7 @@ class PullService:
             identity=identity,
             tier=self._tier,
             store=TierStore(self._index, self._supplies, self._usable),
-            key=self._key,
+            keys=self._keys,
             insecure=self._config.insecure,
             limits=self._config.limits(),
             faults=self._config.make_faults(),
@@ -245,6 +254,7 @@ class PullService:
                 self.quarantined_slots,
                 self._index.leases,
                 self.counts.orders.total(),
+                self.key_ids,
             )
             if now != told:
                 told = now

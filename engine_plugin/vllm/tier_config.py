@@ -14,8 +14,8 @@ from typing import Any, Final
 from engine_plugin import wire
 from engine_plugin.identity import Address
 from engine_plugin.transport import Faults, Limits
+from engine_plugin.transport.peer_keys import PeerKeys, read_keys
 
-MIN_KEY_BYTES: Final = 16
 MIN_CHUNK_BYTES: Final = 64 << 10  # smaller transfers cannot fill a link
 FAULTS: Final = ("hold_after_chunks", "stall_lookup", "corrupt_block", "throttle_bytes_per_s")
 _ADDED_BY_VLLM: Final = frozenset({"locality"})
@@ -110,22 +110,18 @@ class TierConfig:
             chunk_bytes=self.chunk_bytes,
         )
 
-    def read_peer_key(self) -> bytes | None:
-        """The key, without a trailing newline; None if `insecure`. Raises TierConfigError."""
+    def read_peer_keys(self) -> PeerKeys:
+        """The keys of `peer_key_file`, see `peer_keys`; none if `insecure`. Raises TierConfigError."""
         if self.insecure:
-            return None
+            return ()
         try:
-            key = Path(self.peer_key_file).read_bytes().strip(b"\r\n")
+            return read_keys(Path(self.peer_key_file))
         except OSError as error:
             raise TierConfigError(
                 f"kvpull tier: peer_key_file {self.peer_key_file}: {error.strerror}"
             ) from None
-        if len(key) < MIN_KEY_BYTES:
-            raise TierConfigError(
-                f"kvpull tier: the key in {self.peer_key_file} has {len(key)} bytes, and "
-                f"{MIN_KEY_BYTES} are needed"
-            )
-        return key
+        except ValueError as error:
+            raise TierConfigError(f"kvpull tier: peer_key_file {self.peer_key_file}: {error}") from None
 
     def deadline_s(self, tokens: int) -> float:
         """How long a pull of `tokens` may take, connection and look-up included."""

@@ -56,6 +56,7 @@ _GAUGES: Final = {
     wire.LEASES: ("Leases that peers hold now.", ()),
     QUARANTINED: ("CPU-tier slots that a peer may still write into.", ()),
     wire.CPU_TIER_FILL: ("Share of the CPU tier that holds readable blocks, 0..1.", ()),
+    wire.PEER_KEYS: ("Keys of the pool: 2 shown to peers, 1 accepted, 0 no longer.", ("key",)),
     UP: ("1 when this engine can pull and serve.", ()),
 }
 
@@ -87,6 +88,7 @@ class TierMetrics:
         self._index = index
         self._slots = max(1, slots)
         self._sent: dict[str, dict[_Labels, float]] = {}
+        self._key_ids: dict[str, None] = {}  # seen so far
 
     def take(self, aside_blocks: int) -> OffloadingConnectorStats:
         """What has changed since the last call."""
@@ -96,6 +98,8 @@ class TierMetrics:
         told.set_gauge(QUARANTINED, max(aside_blocks, self._service.quarantined_slots))
         told.set_gauge(wire.CPU_TIER_FILL, len(self._index) / self._slots)
         self._info(told)
+        for key, state in self._keys().items():
+            told.set_gauge(wire.PEER_KEYS, state, (key,))
         self._add(told, IGNORED, {(reason,): n for reason, n in self.ignored.items()})
         counts, stats = self._service.counts, self._service.stats
         self._add(told, wire.PULLS_TOTAL, {(reason,): n for reason, n in dict(counts.reports).items()})
@@ -141,6 +145,11 @@ class TierMetrics:
             reports_port=self._service.reports_port,
         )
         told.set_gauge(wire.ENGINE_INFO, 1, tuple(labels[name] for name in wire.ENGINE_INFO_LABELS))
+
+    def _keys(self) -> dict[str, int]:
+        ids = self._service.key_ids
+        self._key_ids |= dict.fromkeys(ids)
+        return {key: wire.key_state(key, ids) for key in self._key_ids}
 
     def _add(self, told: OffloadingConnectorStats, name: str, totals: Mapping[_Labels, float]) -> None:
         name = name.removesuffix("_total")

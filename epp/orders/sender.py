@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from engine_plugin.identity import Address
 from engine_plugin.transport import PrefetchOrder, PullError
 from engine_plugin.transport.orders import PrefetchOrders
+from engine_plugin.transport.peer_keys import PeerKeys, follow
 from epp.core.next_turn import NextTurns, PrefetchAsk
 
 POLL_S: Final = 0.05  # between looks at what the core has ordered
@@ -25,11 +27,15 @@ log = logging.getLogger(__name__)
 class PrefetchSender:
     """Create it on the loop it will run on."""
 
-    def __init__(self, turns: Callable[[], NextTurns | None], key: bytes) -> None:
-        """`turns`: of the configuration in force; None: it orders nothing. Raises ValueError: the key is
-        too short."""
+    def __init__(
+        self, turns: Callable[[], NextTurns | None], keys: PeerKeys, key_file: Path | None = None
+    ) -> None:
+        """`turns`: of the configuration in force; None: it orders nothing. `key_file`: where the keys come
+        from, followed while it runs. Raises ValueError: no key, or one that is too short."""
         self._turns = turns
-        self._orders = PrefetchOrders(key)
+        self._keys = keys
+        self._key_file = key_file
+        self._orders = PrefetchOrders(keys)
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended: Counter[str] = Counter()  # by reason: `ok`, or why it brought less
         self.received_bytes = 0
@@ -43,6 +49,9 @@ class PrefetchSender:
 
     async def run(self) -> None:
         """Until cancelled; then every order is given up."""
+        following = None
+        if self._key_file is not None:
+            following = asyncio.create_task(follow(self._key_file, self._keys, self._orders))
         try:
             while True:
                 turns = self._turns()
@@ -55,6 +64,9 @@ class PrefetchSender:
         finally:
             for task in self._tasks:
                 task.cancel()
+            if following is not None:
+                following.cancel()
+                self._tasks.add(following)
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._orders.stop()
 

@@ -119,14 +119,20 @@ async def router(models: dict[str, Path]) -> AsyncIterator[LocalTokeniser]:
 
 
 @pytest.fixture(scope="session")
+def peer_key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mounted Secret of `pair`."""
+    file = tmp_path_factory.mktemp("peer") / "key"
+    file.write_bytes(KEY + b"\n")
+    return file
+
+
+@pytest.fixture(scope="session")
 def pair(
-    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    models: dict[str, Path], peer_key_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PullEngine, PullEngine]]:
     """Two engines of one pool, more patient with each other than by default: no test of what moves depends on
     how fast it does. The first asks dead and mute peers too, so its patience has an end in sight."""
     root = tmp_path_factory.mktemp("pulls")
-    key_file = root / "key"
-    key_file.write_bytes(KEY + b"\n")
     site = make_site(root)
     tiers: dict[str, dict[str, object]] = {
         "source": {"max_extra_ttft_s": 10.0, "chunk_bytes": 4 * BLOCK_BYTES},
@@ -134,7 +140,7 @@ def pair(
     }
     write_adapter(root / "adapter")
     flags = lora_flags(root / "adapter")
-    with start_engines(models[SERVED_FAMILY], root, site, key_file, tiers, flags) as engines:
+    with start_engines(models[SERVED_FAMILY], root, site, peer_key_file, tiers, flags) as engines:
         yield engines["source"], engines["consumer"]
 
 

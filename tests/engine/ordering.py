@@ -17,7 +17,7 @@ from engine_plugin.transport import Limits, PrefetchOrder, TransportStats
 from engine_plugin.transport.control import handshake
 from engine_plugin.transport.control.channel import Channel
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
-from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.engine.pull_engines import BLOCK_TOKENS, KEY, PullEngine
 
 PATIENCE_S: Final = 60.0
@@ -28,10 +28,10 @@ _LIMITS: Final = replace(Limits(), connect_s=PATIENCE_S, handshake_s=PATIENCE_S,
 
 async def order_pull(target: PullEngine, source: PullEngine, keys: Sequence[bytes]) -> Prefetched | Declined:
     """Have `target` pull `keys` from `source` now."""
-    tls = PoolTls.derive(KEY)
+    keys = PoolKeys((KEY,))
     address = ("127.0.0.1", target.p2p_port)
-    identity = replace(await _identity_at(address, tls), instance=uuid.uuid4().hex)
-    session = await OutboundSession.connect(address, Caller(identity, tls.client, _LIMITS, TransportStats()))
+    identity = replace(await _identity_at(address, keys), instance=uuid.uuid4().hex)
+    session = await OutboundSession.connect(address, Caller(identity, keys, _LIMITS, TransportStats()))
     order = PrefetchOrder(("127.0.0.1", source.p2p_port), "order", tuple(keys), PATIENCE_S)
     try:
         return await session.prefetch(order)
@@ -39,11 +39,11 @@ async def order_pull(target: PullEngine, source: PullEngine, keys: Sequence[byte
         await session.close()
 
 
-async def _identity_at(address: tuple[str, int], tls: PoolTls) -> PeerIdentity:
+async def _identity_at(address: tuple[str, int], keys: PoolKeys) -> PeerIdentity:
     """What the engine there says of itself in the handshake; ours is refused, which is no matter."""
     sock = socket.create_connection(address)
     sock.setblocking(False)
-    channel = await Channel.open(sock, tls.client, server_side=False, send_limit_bytes=1 << 20)
+    channel = await Channel.open(sock, keys.tls.client, server_side=False, send_limit_bytes=1 << 20)
     try:
         channel.send(handshake.hello(_STRANGER))
         message = await channel.from_server(protocol.HANDSHAKE_BYTES)

@@ -16,24 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
+from deploy.local.vllm.environment import PYTHON, environment
+
+THREADS: Final = 2
 START_TIMEOUT_S: Final = 600.0  # 40 s on an idle machine with two cores
 STOP_TIMEOUT_S: Final = 20.0
 _LOG_TAIL_BYTES: Final = 4000
-
-_ENVIRONMENT: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
-    "OMP_NUM_THREADS": "2",
-}
 
 
 class EngineFailed(Exception):
@@ -46,18 +34,13 @@ class Process:
     def __init__(self, arguments: Sequence[str], log: Path, more: Mapping[str, str] | None = None) -> None:
         """`more`: environment on top of what every vLLM here gets."""
         self.log = log
-        # what is cached between runs lives beside the environment, not in anybody's home
-        cache = {
-            "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
-            "XDG_CACHE_HOME": str(PYTHON.parents[1] / "cache"),
-        }
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(PYTHON), *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | _ENVIRONMENT | cache | (more or {}),
+                env=os.environ | environment(threads=THREADS) | (more or {}),
                 cwd=log.parent,
                 start_new_session=True,
             )

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.local.vllm import environment as vllm
 from tests.engine import processes
 from tests.ports import free_ports
 
@@ -81,13 +82,8 @@ def arguments(
 
 
 def environment(site: Path) -> dict[str, str]:
-    """UCX on loopback only; one thread an engine, for there are several."""
-    return {
-        "PYTHONPATH": str(site),
-        "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp",
-        "OMP_NUM_THREADS": "1",
-    }
+    """One thread an engine, for there are several; with the plugin installed in `site`."""
+    return vllm.environment(threads=1) | {"PYTHONPATH": str(site)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.spec import ROOT
 from tests.engine import processes
 from tests.engine.pull_engines import environment
 
@@ -21,14 +22,14 @@ CASES = 19
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
 def test_every_case_of_the_adapter(version: str, tmp_path: Path) -> None:
-    path = [str(processes.ROOT)]
+    path = [str(ROOT)]
     if version == "0.33":
         if not NEXT_CLASSES.exists():
             pytest.skip("the sources of vLLM 0.33 could not be fetched by requirements/vllm-setup.sh")
         path.insert(0, str(NEXT_CLASSES))
     done = subprocess.run(
         [str(processes.PYTHON), "-m", "tests.engine.inside.adapter"],
-        env=os.environ | environment(Path(os.pathsep.join(path))) | {"VLLM_NO_USAGE_STATS": "1"},
+        env=os.environ | environment(Path(os.pathsep.join(path))),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -48,7 +49,7 @@ def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [str(processes.PYTHON), "-c", ask],
-        env=os.environ | environment(processes.ROOT),
+        env=os.environ | environment(ROOT),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -98,7 +98,7 @@ def assemble(config: EngineConfig) -> Assembly:
         identity=identity,
         tier=tier,
         store=store,
-        key=config.peer_key,
+        keys=config.peer_keys,
         insecure=config.insecure,
         limits=Limits(),
         faults=faults,

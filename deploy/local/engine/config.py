@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.local.engine.hashing import ALGORITHMS
 from engine_plugin import wire
+from engine_plugin.transport.peer_keys import PeerKeys, read_keys
 from epp.engine_model.timing import PRESETS, EngineTiming
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -44,7 +45,8 @@ class EngineConfig:
     served_model_name: str | None = None  # None: `model`
     timing: EngineTiming = PRESETS["gpt-oss-120b"]
     time_scale: float = 1.0  # real seconds per model second
-    peer_key: bytes | None = None
+    peer_keys: PeerKeys = ()
+    peer_key_file: Path | None = None  # where they come from; followed, if given
     insecure: bool = False  # without a peer key
     salt_key: bytes | None = None  # None: salts are published in clear
     enable_faults: bool = False
@@ -68,7 +70,7 @@ class EngineConfig:
             raise SettingsError("--max-model-len must fit --device-tokens")
         if self.kv_bytes_per_token < 8 or self.kv_bytes_per_token % 8:
             raise SettingsError("--kv-bytes-per-token must be a positive multiple of 8")
-        if (self.peer_key is None) != self.insecure:
+        if bool(self.peer_keys) == self.insecure:
             raise SettingsError("--peer-key-file is needed, or else --insecure")
         if self.time_scale < 0:
             raise SettingsError("--time-scale must not be negative")
@@ -127,6 +129,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-level", choices=LOG_LEVELS, default="info")
 
 
+def _peer_keys(file: Path | None) -> PeerKeys:
+    try:
+        return read_keys(file) if file else ()
+    except ValueError as error:
+        raise SettingsError(f"--peer-key-file {file}: {error}") from error
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[EngineConfig, argparse.Namespace]:
     """The configuration, and the process's options (`ready_fd`, `log_level`).
 
@@ -137,9 +146,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EngineConfig, argparse.Namespa
     options = parser.parse_args(argv)
     values = vars(options).copy()
     process = argparse.Namespace(ready_fd=values.pop("ready_fd"), log_level=values.pop("log_level"))
-    peer_key, salt_key = values.pop("peer_key_file"), values.pop("salt_key_file")
+    peer_keys, salt_key = values["peer_key_file"], values.pop("salt_key_file")
     try:
-        values["peer_key"] = peer_key.read_bytes().strip() if peer_key else None
+        values["peer_keys"] = _peer_keys(peer_keys)
         values["salt_key"] = salt_key.read_bytes().rstrip(b"\r\n") if salt_key else None
         values["timing"] = PRESETS[values["timing"]]
         values["publishes_events"] = values.pop("kv_events") == "on"

@@ -20,6 +20,7 @@ from deploy.local.engine.config import EngineConfig
 from deploy.local.engine.core import Engine
 from deploy.local.engine.debugging import DebugPages
 from deploy.local.engine.metrics import CONTENT_TYPE, EngineMetrics
+from engine_plugin.transport.peer_keys import follow
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +122,14 @@ def _metrics(
 async def _background(
     engine: Engine, assembly: Assembly, failed: asyncio.Future[None]
 ) -> AsyncIterator[None]:
-    """The engine's loop and the replay server as tasks; the first failure is told through `failed`."""
+    """The engine's loop, the replay server and the look at the key file as tasks; the first failure is told
+    through `failed`."""
+    config = assembly.config
     tasks = [asyncio.create_task(engine.run())]
-    if assembly.config.publishes_events:
+    if config.peer_key_file is not None:
+        following = follow(config.peer_key_file, config.peer_keys, assembly.transport)
+        tasks.append(asyncio.create_task(following))
+    if config.publishes_events:
         tasks.append(asyncio.create_task(assembly.publisher.run()))
 
     def ended(task: asyncio.Task[None]) -> None:

@@ -11,19 +11,18 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from deploy.local.fleet import Fleet
 from deploy.local.ports import AddressPlan
 from deploy.local.preflight import MemoryPlan
 from deploy.local.run_files import RunFiles
-from deploy.local.spec import ROOT, EngineSpec, FleetSpec
+from deploy.local.spec import EngineSpec, FleetSpec
 from deploy.local.supervisor import PartSpec
+from deploy.local.vllm.environment import PYTHON, environment
 from deploy.local.vllm.site import make_site
 from deploy.local.vllm.weights import Shape, write_model
 
-PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 SHAPE: Final = Shape(hidden=256, layers=4, heads=4, kv_heads=2, inner=704)  # 2 KiB of KV a token
 BLOCK_TOKENS: Final = 32  # the CPU attention takes multiples of 32 only
 PODS: Final = ("engine-a", "engine-b", "engine-c")
@@ -32,25 +31,6 @@ _START_S: Final = 900.0  # about 40 s on a quiet machine with two cores, minutes
 _REQUEST_S: Final = 300.0
 _STOP_S: Final = 90.0  # killed sooner, vLLM leaves its own shared memory behind (psm_*, not the CPU tier's)
 _ENGINE_BYTES: Final = 1400 << 20  # three processes of one engine without its caches, measured
-
-_ENVIRONMENT: Final = MappingProxyType(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
-        "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
-        "XDG_CACHE_HOME": str(PYTHON.parents[1] / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +91,7 @@ class VllmFleet(Fleet):
         return PartSpec(
             engine.pod,
             (*argv, *_arguments(self.spec, engine, self.files)),
-            {**_ENVIRONMENT, "PYTHONPATH": str(self.spec.run_dir / "site")},
+            environment(threads=1) | {"PYTHONPATH": str(self.spec.run_dir / "site")},
             self.spec.run_dir,
             probe=answers,
             ready_timeout_s=_START_S,

@@ -33,6 +33,7 @@ class Channel:
     Attributes:
         heard_at_s: loop time of the last whole frame.
         remote_host: the address it comes from; with a key also one that has proved to hold it.
+        certificate: what it has proved that with, DER; None over plain text.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Channel:
         self.heard_at_s = self._loop.time()
         peer = writer.get_extra_info("peername") or ("unknown", 0)
         self.remote_host = str(peer[0])
+        tls = writer.get_extra_info("ssl_object")
+        self.certificate: bytes | None = None if tls is None else tls.getpeercert(binary_form=True)
 
     @classmethod
     async def open(

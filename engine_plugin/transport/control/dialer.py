@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from engine_plugin.identity import Address
 from engine_plugin.transport.control.outbound import OutboundSession
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.types import PullError, PullReason
 
@@ -105,6 +106,15 @@ class Dialer:
     def worked(self, source: Address) -> None:
         """A pull from `source` brought blocks."""
         self._failures.pop(source, None)
+
+    def keys_changed(self, keys: PoolKeys) -> None:
+        """Sessions to sources whose key is no longer accepted end; who was refused may be asked again."""
+        for session in self.sessions:
+            if not keys.accepts(session.certificate):
+                session.abort()
+        for source, failure in list(self._failures.items()):
+            if failure.reason is PullReason.REFUSED_AUTH:
+                del self._failures[source]
 
     def _remember(self, source: Address, error: PullError) -> None:
         before = self._failures.pop(source, None)

@@ -30,6 +30,7 @@ from engine_plugin.transport.control import handshake
 from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls
 from engine_plugin.transport.control.handshake import Refusal
 from engine_plugin.transport.control.leases import PeerBudget
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.control.producer import Producer
 from engine_plugin.transport.control.serving import Serving
 from engine_plugin.transport.control.turns import TokenBucket
@@ -43,11 +44,12 @@ log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts peers on one address and runs a session for each. `tls` None: insecure."""
+    """Accepts peers on one address and runs a session for each. `keys` None: insecure."""
 
-    def __init__(self, producer: Producer, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, producer: Producer, keys: PoolKeys | None) -> None:
         self._producer = producer
-        self._tls = tls
+        self._keys = keys
+        self._channels: set[Channel] = set()
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._servings: set[Serving] = set()
@@ -78,6 +80,13 @@ class Listener:
         """Our mover was replaced: every peer's mover is made known to the new one."""
         for serving in self._servings:
             serving.wire(mover)
+
+    def keys_changed(self) -> None:
+        """Whoever has proved a key that is no longer accepted has proved nothing: its connection ends."""
+        assert self._keys is not None
+        for channel in [one for one in self._channels if not self._keys.accepts(one.certificate)]:
+            log.info("session of %s ended: its peer key is no longer accepted", channel.remote_host)
+            channel.abort()
 
     async def _accept_all(self, listening: socket.socket) -> None:
         """Not `asyncio.start_server`: that does the TLS handshakes itself, as many as strangers like."""
@@ -141,11 +150,17 @@ class Listener:
             log.exception("session of %s", host)
         finally:
             if channel is not None:
+                self._channels.discard(channel)
                 await channel.close()
 
     async def _secure(self, sock: socket.socket) -> Channel:
         limit_bytes = 2 * self._producer.limits.message_bytes
-        return await Channel.open(sock, self._tls, server_side=True, send_limit_bytes=limit_bytes)
+        tls = None if self._keys is None else self._keys.tls.server
+        channel = await Channel.open(sock, tls, server_side=True, send_limit_bytes=limit_bytes)
+        self._channels.add(channel)
+        if self._keys is not None and not self._keys.accepts(channel.certificate):
+            channel.abort()  # the key was taken out meanwhile
+        return channel
 
     async def _shake_hands(self, channel: Channel) -> Hello | None:
         producer = self._producer
@@ -178,7 +193,7 @@ class Listener:
         handshake.check_hello(theirs)
         if theirs.role == "peer":
             handshake.check_identity(producer.identity, theirs.identity)
-        elif self._tls is None:
+        elif self._keys is None:
             raise Refusal("auth", "orders are taken over TLS only")
         budget = self._budgets.get(channel.remote_host)
         if budget is not None and budget.connections >= producer.limits.connections_per_peer:

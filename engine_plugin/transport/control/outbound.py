@@ -37,6 +37,7 @@ from engine_plugin.protocol import (
 from engine_plugin.transport.control import handshake
 from engine_plugin.transport.control.channel import Channel, ChannelClosed, SpeaksTls, dial
 from engine_plugin.transport.control.handshake import Refusal
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.mover.link import Mover
 from engine_plugin.transport.stats import TransportStats
@@ -71,10 +72,10 @@ class MoveCall:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What of us every session to a source needs. `tls` None: insecure."""
+    """What of us every session to a source needs. `keys` None: insecure."""
 
     identity: PeerIdentity
-    tls: ssl.SSLContext | None
+    keys: PoolKeys | None
     limits: Limits
     stats: TransportStats
     local_host: str = ""
@@ -117,10 +118,13 @@ class OutboundSession:
         channel: Channel | None = None
         try:
             async with asyncio.timeout(limits.handshake_s):
+                tls = None if caller.keys is None else caller.keys.tls.client
                 channel = await Channel.open(
-                    sock, caller.tls, server_side=False, send_limit_bytes=2 * limits.message_bytes
+                    sock, tls, server_side=False, send_limit_bytes=2 * limits.message_bytes
                 )
                 peer = await _shake_hands(channel, caller, name)
+            if caller.keys is not None and not caller.keys.accepts(channel.certificate):
+                raise PullError(PullReason.REFUSED_AUTH, f"{name}: its peer key was taken out meanwhile")
         except BaseException as exc:
             if channel is not None:
                 channel.abort()
@@ -129,6 +133,15 @@ class OutboundSession:
             raise
         caller.stats.session_setup_s.add(loop.time() - started_s)
         return cls(source, channel, peer, limits, caller.stats)
+
+    @property
+    def certificate(self) -> bytes | None:
+        """What the source has proved to be of the pool with; None over plain text."""
+        return self._channel.certificate
+
+    def abort(self) -> None:
+        """End the session at once; `closed` follows."""
+        self._channel.abort()
 
     def mover_changed(self, mover: Mover) -> None:
         """Tell the source where to write from now on."""

@@ -42,7 +42,7 @@ async def engines() -> AsyncIterator[StartEngine]:
                 "name": f"engine-{number}",
                 "host": f"127.0.9.{number}",
                 "model": "m",
-                "peer_key": b"k" * 32,
+                "peer_keys": (b"k" * 32,),
                 "device_tokens": 8192,
                 "cpu_tokens": 16_384,
                 "max_model_len": 8192,

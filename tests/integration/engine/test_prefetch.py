@@ -30,7 +30,7 @@ TOKENS = 64 * BLOCK
 
 @contextlib.asynccontextmanager
 async def picker(key: bytes = b"k" * 32) -> AsyncIterator[PrefetchOrders]:
-    orders = PrefetchOrders(key, PATIENT)
+    orders = PrefetchOrders((key,), PATIENT)
     try:
         yield orders
     finally:
@@ -115,7 +115,7 @@ async def test_the_pickers_orders_are_carried_out_and_every_one_is_ended(start_e
         ask("nobody there", source, "127.0.9.250:7777", prompt),
         ask("no address", "nonsense", target, prompt),
     )
-    sender = PrefetchSender(lambda: turns, b"k" * 32)
+    sender = PrefetchSender(lambda: turns, (b"k" * 32,))
     running = asyncio.create_task(sender.run())
     try:
         await until(lambda: len(turns.ended_orders) == 3)

@@ -132,7 +132,7 @@ async def engine(
             identity=who,
             tier=tier,
             store=store,
-            key=key,
+            keys=() if key is None else (key,),
             insecure=key is None,
             checksums=checksums,
             prefetcher=prefetcher,

@@ -161,7 +161,7 @@ async def test_a_picker_orders_by_tokens_and_is_no_peer() -> None:
     pulling = Puller()
     async with engine() as source, engine(prefetcher=pulling) as target:
         pulling.engine = target
-        orders = PrefetchOrders(KEY, PATIENT)
+        orders = PrefetchOrders((KEY,), PATIENT)
         try:
             result = await orders.order(target.transport.address, of_tokens(source, 40))
         finally:
@@ -178,7 +178,7 @@ async def test_blocks_of_tokens_are_rated_as_blocks() -> None:
     limits = replace(PATIENT, prefetch_blocks_per_s=0.0, prefetch_burst_blocks=3)
     async with engine() as source, engine(prefetcher=pulling, limits=limits) as target:
         pulling.engine = target
-        orders = PrefetchOrders(KEY, PATIENT)
+        orders = PrefetchOrders((KEY,), PATIENT)
         try:
             with pytest.raises(PullError) as caught:
                 await orders.order(target.transport.address, of_tokens(source, 4 * block))
@@ -192,7 +192,7 @@ async def test_blocks_of_tokens_are_rated_as_blocks() -> None:
 async def test_who_does_not_hold_the_key_orders_nothing() -> None:
     pulling = Puller()
     async with engine() as source, engine(prefetcher=pulling) as target:
-        orders = PrefetchOrders(KEY[::-1], PATIENT)
+        orders = PrefetchOrders((KEY[::-1],), PATIENT)
         try:
             with pytest.raises(PullError) as caught:
                 await orders.order(target.transport.address, of_tokens(source, 40))
@@ -206,7 +206,7 @@ async def test_a_picker_may_order_and_nothing_else() -> None:
     """It has no layout that could be compared, so it may not ask for blocks."""
     async with engine() as source:
         source.store.put(hashes(1))
-        orders = PrefetchOrders(KEY, PATIENT)
+        orders = PrefetchOrders((KEY,), PATIENT)
         try:
             session = await orders._dialer.session(source.transport.address)
             with pytest.raises(PullError) as caught:

@@ -15,7 +15,7 @@ from engine_plugin import protocol
 from engine_plugin.transport import PeerTransport, PullError, PullReason, TransportStats
 from engine_plugin.transport.control import handshake as shake
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
-from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, Engine, engine, hashes, identity, until
 from tests.integration.transport.wiretap import wiretap
 
@@ -78,9 +78,9 @@ async def test_a_peer_without_the_key_is_refused_on_both_sides(
 ) -> None:
     async with engine(key=ours, **SECRETIVE) as producer, wiretap(producer.transport.address) as tap:
         stats = TransportStats()
-        tls = None if theirs is None else PoolTls.derive(theirs).client
+        keys = None if theirs is None else PoolKeys((theirs,))
         with pytest.raises(PullError) as caught:
-            await OutboundSession.connect(tap.address, Caller(identity(**SECRETIVE), tls, PATIENT, stats))
+            await OutboundSession.connect(tap.address, Caller(identity(**SECRETIVE), keys, PATIENT, stats))
         if theirs is None:  # a TLS server hangs up on plain text: this side cannot know why
             assert caught.value.reason is PullReason.DISCONNECTED
         else:
@@ -187,8 +187,8 @@ async def test_altered_bytes_end_the_session_and_nothing_else(role: str) -> None
 
 async def test_an_older_tls_is_refused() -> None:
     async with engine() as producer:
-        old = PoolTls.derive(KEY).client
-        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+        old = PoolKeys((KEY,))
+        old.tls.client.minimum_version = old.tls.client.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises(PullError):
             await OutboundSession.connect(
                 producer.transport.address, Caller(identity(), old, PATIENT, TransportStats())
@@ -218,11 +218,11 @@ async def test_a_client_without_a_certificate_hears_no_word() -> None:
 async def test_without_a_key_only_by_name() -> None:
     async with engine() as peer:
         common = {"listen": ("127.0.0.1", 0), "identity": peer.identity, "tier": peer.store.tier}
-        for wrong in ({"key": None}, {"key": KEY, "insecure": True}):
+        for wrong in ({}, {"keys": (KEY,), "insecure": True}):
             with pytest.raises(ValueError, match="insecure by name"):
                 PeerTransport(**common, store=peer.store, **wrong)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="at least 16 bytes"):
-            PeerTransport(**common, store=peer.store, key=b"short")  # type: ignore[arg-type]
+            PeerTransport(**common, store=peer.store, keys=(b"short",))  # type: ignore[arg-type]
 
 
 async def test_a_source_that_never_finishes_tls_is_a_time_out() -> None:

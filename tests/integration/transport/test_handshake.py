@@ -16,7 +16,7 @@ from engine_plugin.transport import PeerIdentity, PullError, PullReason, Transpo
 from engine_plugin.transport.control import handshake as shake
 from engine_plugin.transport.control.channel import Channel, dial
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
-from engine_plugin.transport.control.pool_tls import PoolTls
+from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, Engine, engine, hashes, identity, until
 
 
@@ -26,7 +26,7 @@ def plain(**settings: Any) -> AbstractAsyncContextManager[Engine]:
 
 
 def caller(who: PeerIdentity, key: bytes | None, stats: TransportStats) -> Caller:
-    return Caller(who, None if key is None else PoolTls.derive(key).client, PATIENT, stats)
+    return Caller(who, None if key is None else PoolKeys((key,)), PATIENT, stats)
 
 
 async def refused(consumer: Engine, producer: Engine) -> PullError:

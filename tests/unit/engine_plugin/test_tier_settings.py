@@ -29,18 +29,18 @@ def test_a_key_or_insecure_by_name() -> None:
         TierConfig.parse({})
     with pytest.raises(TierConfigError, match="peer_key_file"):
         TierConfig.parse({"peer_key_file": "/k", "insecure": True})
-    assert TierConfig.parse({"insecure": True}).read_peer_key() is None
+    assert TierConfig.parse({"insecure": True}).read_peer_keys() == ()
 
 
 def test_the_key_is_read_without_its_newline_and_must_be_long_enough(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_bytes(b"0123456789abcdef\n")
-    assert TierConfig.parse({"peer_key_file": str(file)}).read_peer_key() == b"0123456789abcdef"
+    assert TierConfig.parse({"peer_key_file": str(file)}).read_peer_keys() == (b"0123456789abcdef",)
     file.write_bytes(b"short\n")
-    with pytest.raises(TierConfigError, match="5 bytes"):
-        TierConfig.parse({"peer_key_file": str(file)}).read_peer_key()
+    with pytest.raises(TierConfigError, match="line 1 has 5 bytes"):
+        TierConfig.parse({"peer_key_file": str(file)}).read_peer_keys()
     with pytest.raises(TierConfigError, match="No such file"):
-        TierConfig.parse({"peer_key_file": str(tmp_path / "none")}).read_peer_key()
+        TierConfig.parse({"peer_key_file": str(tmp_path / "none")}).read_peer_keys()
 
 
 @pytest.mark.parametrize(

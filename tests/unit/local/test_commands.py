@@ -41,7 +41,7 @@ def test_engine_understands_its_arguments(spec: FleetSpec, files: RunFiles) -> N
     assert (config.name, config.host, config.port) == ("engine-b", "127.0.31.2", 9200)
     assert (config.events_port, config.replay_port, config.p2p_port) == (6557, 6657, 8777)
     assert config.block_bytes == spec.block_size * spec.kv_bytes_per_token
-    assert config.peer_key == files.peer_key_file.read_bytes()
+    assert config.peer_keys == (files.peer_key_file.read_bytes(),)
     assert part.env["UCX_NET_DEVICES"] == "lo"
 
 
