@@ -12,6 +12,7 @@ or both, of our own mover; the line cut, or mute), and for how long. Afterwards:
     dead      an engine that ended although nobody killed it
     broken    no pull succeeded any more once the fault was over
 
+Half of the schedules move blocks as they lie, half move small scattered ones, which travel packed.
 `python -m benchmarks.soak` does the like to whole emulated engines under load.
 """
 
@@ -29,68 +30,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
-from random import Random
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from benchmarks.transport_schedules import BLOCKS, LAYOUTS, LIMITS, PLAIN, Layout, Schedule
 from engine_plugin.transport import PullError
-from tests.integration.transport.peer_process import PeerProcess, peer_process
-from tests.integration.transport.rig import PATIENT, Engine, engine, hashes
+from tests.integration.transport.peer_process import PeerProcess
+from tests.integration.transport.rig import Engine, engine, hashes
 from tests.integration.transport.wiretap import Wiretap, wiretap
 
-BLOCKS: Final = 64
 WANTED: Final = hashes(BLOCKS)
-SLOTS: Final = range(BLOCKS)
-SPARE: Final = range(BLOCKS, 2 * BLOCKS)
 FILLER: Final = 0xA5
-CHUNK_BYTES: Final = 256 << 10  # eight chunks
 PULL_S: Final = 3.0
 BOUND_S: Final = 90.0  # for what must come, on a machine as busy as it likes
-CONVERSATION_BYTES: Final = 7000  # of the consumer, handshake to move
-FAULTS: Final = ("kill_engine", "kill_mover", "stop_engine", "stop_mover", "stop_both", "kill_own_mover")
-LINE_FAULTS: Final = ("stop_own_mover", "cut", "mute")
-LIMITS: Final = replace(
-    PATIENT,
-    connect_s=1.0,
-    handshake_s=2.0,
-    progress_s=0.5,
-    first_progress_s=1.0,
-    quarantine_s=1.0,
-    ping_s=0.25,
-    silence_s=1.5,
-    redial_s=0.05,
-    redial_max_s=0.2,
-    mover_silence_s=2.0,
-)
-PRODUCER_LIMITS: Final = {
-    "chunk_bytes": CHUNK_BYTES,
-    "lease_s": 3.0,
-    "silence_s": 1.5,
-    "mover_silence_s": 2.0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One fault. `bytes_in` None: when `chunks` have been written."""
-
-    fault: str
-    bytes_in: int | None
-    chunks: int
-    lasts_s: float
-    fresh_session: bool
-
-    @classmethod
-    def drawn(cls, seed: int) -> Schedule:
-        random = Random(seed)
-        in_move = random.random() < 0.4
-        return cls(
-            random.choice(FAULTS + LINE_FAULTS),
-            None if in_move else random.randrange(CONVERSATION_BYTES),
-            random.randrange(1, 8),
-            random.choice((0.0, 0.2, 1.0, 2.5)),
-            random.random() < 0.7,
-        )
 
 
 @dataclass(slots=True)
@@ -104,6 +56,7 @@ class Tally:
     losing_seeds: list[int] = field(default_factory=list)
     longest_pull_s: float = 0.0
     blocks_verified: int = 0
+    packed_moves: int = 0
 
     def report(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -116,7 +69,8 @@ class Loss(Exception):
 class Field:
     """The pair under test; the producer is replaced when it was killed."""
 
-    def __init__(self, consumer: Engine, tap: Wiretap, stack: AsyncExitStack) -> None:
+    def __init__(self, layout: Layout, consumer: Engine, tap: Wiretap, stack: AsyncExitStack) -> None:
+        self.layout = layout
         self.consumer = consumer
         self.tap = tap
         self.producer: PeerProcess
@@ -124,9 +78,7 @@ class Field:
         self._slots_free = asyncio.Event()
 
     async def new_producer(self) -> None:
-        self.producer = await self._stack.enter_async_context(
-            peer_process(blocks=BLOCKS, slots=BLOCKS, limits=PRODUCER_LIMITS)
-        )
+        self.producer = await self._stack.enter_async_context(self.layout.new_producer())
         self.tap.target = self.producer.address
 
     async def pull(self, slots: range, deadline_s: float) -> int:
@@ -138,6 +90,11 @@ class Field:
         except AssertionError as exc:
             raise Loss("wrong") from exc
         return fetched.blocks
+
+    @property
+    def exposed(self) -> Any:
+        """The part of the tier that a schedule's pull may write into."""
+        return self.consumer.store.tier.array[: self.layout.spare.start]
 
     def strike(self, fault: str) -> None:
         """Now. A process that is gone already, or not up yet, is not struck."""
@@ -186,14 +143,14 @@ async def run_schedule(field_: Field, schedule: Schedule, tally: Tally) -> None:
         field_.tap.cut()
         await _until("stuck", lambda: consumer.stats.sessions_out == 0)
     started_s = time.monotonic()
-    pulling = asyncio.create_task(field_.pull(SLOTS, PULL_S))
+    pulling = asyncio.create_task(field_.pull(field_.layout.slots, PULL_S))
     await _strike_in_time(field_, schedule, pulling)
     await asyncio.sleep(schedule.lasts_s)
     if schedule.lasts_s:
         field_.relent(own_mover)
     tally.outcomes[await _outcome(consumer, pulling)] += 1
     tally.longest_pull_s = max(tally.longest_pull_s, time.monotonic() - started_s)
-    consumer.store.tier.array[:BLOCKS] = FILLER  # reused: from here on not a byte of that pull may land
+    field_.exposed[:] = FILLER  # reused: from here on not a byte of that pull may land
     field_.relent(own_mover)
     await _recovered(field_, schedule, tally)
 
@@ -250,7 +207,7 @@ async def _recovered(field_: Field, schedule: Schedule, tally: Tally) -> None:
     until_s = time.monotonic() + BOUND_S
     while True:
         try:
-            tally.blocks_verified += await field_.pull(SPARE, 10.0)
+            tally.blocks_verified += await field_.pull(field_.layout.spare, 10.0)
             break
         except PullError as error:
             await _until("stuck", lambda: consumer.stats.quarantined_slots == 0)
@@ -265,7 +222,7 @@ async def _recovered(field_: Field, schedule: Schedule, tally: Tally) -> None:
         if time.monotonic() > until_s:
             raise Loss("leaked")
         await asyncio.sleep(0.05)
-    if not (consumer.store.tier.array[:BLOCKS] == FILLER).all():
+    if not (field_.exposed == FILLER).all():
         raise Loss("wrong")
 
 
@@ -281,23 +238,30 @@ async def soak(
     schedules: int,
     seed: int,
     *,
+    layout: Layout = PLAIN,
     forced: Callable[[int], Schedule] = Schedule.drawn,
     tally: Tally | None = None,
 ) -> Tally:
     """Run seeds `seed`, `seed + 1`, ..., counting into `tally`; the pair is rebuilt after a loss."""
     tally = tally if tally is not None else Tally()
     seeds = iter(range(seed, seed + schedules))
-    while await _on_one_pair(seeds, tally, forced):
+    while await _on_one_pair(layout, seeds, tally, forced):
         pass
     return tally
 
 
-async def _on_one_pair(seeds: Iterator[int], tally: Tally, drawn: Callable[[int], Schedule]) -> bool:
+async def _on_one_pair(
+    layout: Layout, seeds: Iterator[int], tally: Tally, drawn: Callable[[int], Schedule]
+) -> bool:
     """Until the seeds are over, or a loss; True after a loss."""
     async with AsyncExitStack() as stack:
-        consumer = await stack.enter_async_context(engine(slots=2 * BLOCKS, limits=LIMITS))
+        slots = layout.spare.start + layout.apart * BLOCKS
+        consumer = await stack.enter_async_context(
+            engine(slots=slots, slot_bytes=layout.slot_bytes, limits=LIMITS)
+        )
         tap = await stack.enter_async_context(wiretap(("127.0.0.1", 0)))
-        field_ = Field(consumer, tap, stack)
+        field_ = Field(layout, consumer, tap, stack)
+        stack.callback(lambda: _count_packed(consumer, tally))
         await field_.new_producer()
         for seed in seeds:
             try:
@@ -310,12 +274,17 @@ async def _on_one_pair(seeds: Iterator[int], tally: Tally, drawn: Callable[[int]
     return False
 
 
+def _count_packed(consumer: Engine, tally: Tally) -> None:
+    tally.packed_moves += consumer.stats.packed_moves
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layouts", choices=LAYOUTS, nargs="+", default=list(LAYOUTS))
     options = parser.parse_args()
     logging.basicConfig(level="ERROR")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
@@ -323,11 +292,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started_s = time.monotonic()
     tally = Tally()
+    each = options.schedules // len(options.layouts)
     with contextlib.suppress(KeyboardInterrupt):  # what was done until then is told all the same
-        asyncio.run(soak(options.schedules, options.seed, tally=tally))
+        for at, name in enumerate(options.layouts):
+            asyncio.run(soak(each, options.seed + at * each, layout=LAYOUTS[name], tally=tally))
     json.dump(tally.report() | {"seconds": time.monotonic() - started_s}, sys.stdout, indent=1)
     print()
-    return 1 if tally.losses or tally.schedules < options.schedules else 0
+    return 1 if tally.losses or tally.schedules < each * len(options.layouts) else 0
 
 
 if __name__ == "__main__":

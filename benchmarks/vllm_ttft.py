@@ -65,6 +65,7 @@ class Timings:
 
     recompute_s: dict[str, list[float]] = field(default_factory=dict)
     pull_s: dict[str, list[float]] = field(default_factory=dict)
+    own_s: dict[str, list[float]] = field(default_factory=dict)  # the source's own hit: nothing is faster
     first_pull_s: float = 0.0
     wrong: int = 0
 
@@ -146,11 +147,12 @@ def measure(source: PullEngine, consumer: PullEngine, lengths: Sequence[str]) ->
             ids = prompt(next(_numbers), BLOCKS[length])
             computed_s, _ = timed(source, ids)
             source.complete(prompt(next(_numbers), 1), tokens=2)  # a step later its stores are over
-            _, own = timed(source, ids)
+            own_s, own = timed(source, ids)
             pulled_s, pulled = timed(consumer, ids, consumer.pull_from(source, str(uuid.uuid4())))
             timings.wrong += pulled != own
             recompute.append(computed_s)
             pull.append(pulled_s)
+            timings.own_s.setdefault(length, []).append(own_s)
             if not timings.first_pull_s:
                 timings.first_pull_s = pulled_s
                 recompute.clear()
@@ -234,12 +236,16 @@ def main() -> int:
 
 
 def report(found: Mapping[str, Timings], lengths: Sequence[str], shape: Shape) -> None:
-    print("   prefix   KV MB " + "".join(f"{kind + ': computed s':>22}{'pulled s':>10}" for kind in found))
+    print(
+        "   prefix   KV MB "
+        + "".join(f"{kind + ': computed s':>22}{'pulled s':>10}{'own hit s':>11}" for kind in found)
+    )
     for length in lengths:
         row = f"{length:>9}{BLOCKS[length] * 32 * shape.kv_bytes_per_token / 1e6:8.1f} "
         for timings in found.values():
             row += f"{statistics.median(timings.recompute_s[length]):22.3f}"
             row += f"{statistics.median(timings.pull_s[length]):10.3f}"
+            row += f"{statistics.median(timings.own_s[length]):11.3f}"
         print(row)
     for kind, timings in found.items():
         print(f"{kind}: first pull of the pair (1k) {timings.first_pull_s:.3f} s,", end=" ")

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.local.vllm.environment import PYTHON, environment
+from deploy.local.vllm.environment import PYTHON as PYTHON
+from deploy.local.vllm.environment import environment
 
 THREADS: Final = 2
 START_TIMEOUT_S: Final = 600.0  # 40 s on an idle machine with two cores

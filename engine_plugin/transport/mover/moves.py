@@ -97,7 +97,8 @@ class Moves:
         else:
             packs = not pull_plan.descriptors_pay(segments, PACKED_BELOW_BYTES)
         if packs and staging is not None:
-            blocks, each = len(order.source_slots), staging.cell_blocks
+            blocks = len(order.source_slots)
+            each = max(1, min(staging.cell_blocks, order.chunk_bytes // self._slot_bytes))
             move.packed.extend(range(at, min(at + each, blocks)) for at in range(0, blocks, each))
             move.was_packed = True
         else:

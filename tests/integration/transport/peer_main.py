@@ -1,6 +1,7 @@
 """A producer in a process of its own, so that a test can kill or stop it with its mover.
 
-Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, slot_bytes, limits}.
+Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, slot_bytes, apart, limits}; `apart`
+2: the blocks lie in every other slot.
 Says on stdout, one JSON line each: ready, holding (for each move), state. Ends when stdin closes; on stdin
 `hold 3` makes moves stop after three chunks, `proceed` lets them go, `state` asks for the state.
 """
@@ -33,7 +34,8 @@ async def main(wanted: dict[str, Any]) -> None:
     slot_bytes = wanted.get("slot_bytes", BLOCK_BYTES)
     listen = ("127.0.0.1", wanted.get("port", 0))
     async with engine(slots=wanted["slots"], slot_bytes=slot_bytes, limits=limits, listen=listen) as peer:
-        peer.store.put(hashes(wanted["blocks"], wanted.get("first", 0)))
+        blocks, apart = wanted["blocks"], wanted.get("apart", 1)
+        peer.store.put(hashes(blocks, wanted.get("first", 0)), range(0, apart * blocks, apart))
         peer.faults.hold_after_chunks = wanted.get("hold_after_chunks")
         peer.faults.stall_lookup = wanted.get("stall_lookup", False)
         telling = asyncio.create_task(tell_holding(peer))
