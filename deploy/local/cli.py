@@ -22,7 +22,7 @@ from deploy.local.report import Reporter, write_json
 from deploy.local.scenario.run import Result, run_scenario
 from deploy.local.spec import FleetSpec
 from deploy.local.vllm.parts import VllmFleet, VllmFleetSpec, vllm_spec
-from deploy.local.vllm.rows import Rows as VllmRows
+from deploy.local.vllm.run import run_on_vllm
 from deploy.local.welcome import welcome
 
 OK, UNEXPECTED, CANNOT_START, INTERRUPTED = 0, 1, 2, 130
@@ -117,7 +117,7 @@ async def scenario_on(fleet: Fleet, report: Reporter, *, judge_ttft: bool) -> Re
         FleetError: a part failed meanwhile, or the scenario cannot go on.
     """
     if isinstance(fleet, VllmFleet):
-        return await _unless(fleet.failure(), VllmRows(fleet, report, judge_ttft).run())
+        return await _unless(fleet.failure(), run_on_vllm(fleet, report, judge_ttft=judge_ttft))
     return await _unless(fleet.failure(), run_scenario(fleet, report, judge_ttft=judge_ttft))
 
 

@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from engine_plugin.vllm import compat
 from engine_plugin.vllm.cpu_worker import HostMemoryWorker
 from engine_plugin.vllm.engine_identity import check_cache
+from engine_plugin.vllm.host_memory import check_room
 from engine_plugin.vllm.tier import PullTier
 
 
@@ -20,12 +21,13 @@ class PullOffloadingSpec(TieringOffloadingSpec):
     """`spec_name` in `kv_connector_extra_config`; see docs/engine-plugin.md."""
 
     def __init__(self, config: Any) -> None:
-        """Raises UnsupportedEngine, UnsupportedCache."""
+        """Raises UnsupportedEngine, UnsupportedCache, TierMemoryError."""
         compat.check_engine()
         super().__init__(config)
         self._manager: Any = None
         self._worker: Any = None
         check_cache(self)
+        check_room(self.num_chunks * self.kv_bytes_per_chunk)
 
     def get_manager(self) -> Any:
         if self._manager is None:

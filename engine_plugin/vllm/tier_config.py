@@ -18,6 +18,7 @@ from engine_plugin.transport.peer_keys import PeerKeys, read_keys
 
 MIN_CHUNK_BYTES: Final = 64 << 10  # smaller transfers cannot fill a link
 FAULTS: Final = ("hold_after_chunks", "stall_lookup", "corrupt_block", "throttle_bytes_per_s")
+_WILDCARDS: Final = ("0.0.0.0", "::", "[::]", "*")
 _ADDED_BY_VLLM: Final = frozenset({"locality"})
 
 
@@ -64,6 +65,11 @@ class TierConfig:
     def _check(self) -> None:
         if bool(self.peer_key_file) == self.insecure:
             raise TierConfigError("kvpull tier: set peer_key_file (a mounted Secret), or insecure: true")
+        if self.host in _WILDCARDS:
+            raise TierConfigError(
+                f"kvpull tier: host {self.host} is no address that peers can dial; "
+                "name this pod's, or leave it out"
+            )
         for name in ("port", "reports_port", "events_port", "replay_port"):
             if not 0 <= getattr(self, name) < 65_536:
                 raise TierConfigError(f"kvpull tier: {name} {getattr(self, name)} is no port")

@@ -21,7 +21,7 @@ from deploy.local.vllm.environment import environment
 
 THREADS: Final = 2
 START_TIMEOUT_S: Final = 600.0  # 40 s on an idle machine with two cores
-STOP_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 60.0  # killed sooner, vLLM leaves its own shared memory behind (psm_*)
 _LOG_TAIL_BYTES: Final = 4000
 
 

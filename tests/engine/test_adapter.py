@@ -16,7 +16,7 @@ from tests.engine import processes
 from tests.engine.pull_engines import environment
 
 NEXT_CLASSES = processes.PYTHON.parents[1] / "classes-0.33"
-CASES = 19
+CASES = 21
 
 
 @pytest.mark.timeout(900)

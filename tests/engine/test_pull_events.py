@@ -50,6 +50,8 @@ async def test_a_salt_does_not_leave_the_engine(source: PullEngine) -> None:
                 while await listener.poll(1000):
                     heard += b"".join(await listener.recv_multipart())
             assert salt.encode() not in heard
+            for secret in (salt.encode(), KEY):  # S-H01
+                assert secret not in source.process.log.read_bytes()
             await view.until(lambda: view.cpu_depth(ids, salt=salt) == 4)
             assert view.cpu_depth(ids) == 0
             assert view.cpu_depth(ids, salt=published_salt(KEY, salt)) == 0

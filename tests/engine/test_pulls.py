@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from engine_plugin.pull_report import PullFinished
-from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, fresh, until
+from tests.engine.pull_engines import BLOCK_BYTES, BLOCK_TOKENS, PullEngine, fresh, source_params, until
 from tests.engine.reports import Reports
 from tests.engine.serving import ADAPTER
 
@@ -187,6 +187,23 @@ def test_prefill_hands_over_to_decode_with_both_legs_at_once(
         decoded = waiting.result()
     assert moved() == (20 * BLOCK_BYTES, 20 * BLOCK_TOKENS)
     assert decoded.tokens == source.complete(ids).tokens
+
+
+def test_a_warm_prefiller_hands_over_at_once(source: PullEngine, consumer: PullEngine) -> None:
+    """S-E13: the prefill leg finds everything in its own cache and computes nothing."""
+    ids = fresh(20)
+    own = source.complete(ids)
+    moved = Moved(consumer)
+    prefill = {"remote_decoder": {"kv_request_id": "pd-warm"}}
+    with ThreadPoolExecutor(1) as threads:
+        decode = {
+            "remote_prefiller": source_params("127.0.0.1", source.p2p_port, "pd-warm")["remote_kv_source"]
+        }
+        waiting = threads.submit(consumer.complete, ids, params=decode)
+        assert source.complete(ids, params=prefill, tokens=1).cached >= 19 * BLOCK_TOKENS
+        decoded = waiting.result()
+    assert moved() == (20 * BLOCK_BYTES, 20 * BLOCK_TOKENS)
+    assert decoded.tokens == own.tokens
 
 
 def test_a_prefiller_pulls_the_history_and_hands_over_the_rest(

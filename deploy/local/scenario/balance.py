@@ -38,7 +38,7 @@ async def two_holders(world: World) -> Row:
     prefixes = [world.texts.document(f"shared {n}", _PREFIX_TOKENS) for n in range(_DOCUMENTS)]
     await world.forget(world.others)
     await asyncio.gather(*(_hold(world, pod, prefixes) for pod in holders))
-    tally = _Tally(world.fleet.spec.kv_bytes_per_token)
+    tally = Tally(world.fleet.spec.kv_bytes_per_token)
     findings = Findings()
     meter = Meter(world.fleet, world.fleet.spec.pods)
     async with (
@@ -50,8 +50,8 @@ async def two_holders(world: World) -> Row:
             await _round(world, prefixes, first, destination, tally, findings)
             await world.forget([destination])
         moved = await meter.stop()
-    _judge(tally, moved, holders, destination, findings)
-    return world.finish(_row(tally, moved, destination, findings))
+    judge(tally, moved, holders, destination, REQUESTS, findings)
+    return world.finish(row(tally, moved, destination, REQUESTS, findings))
 
 
 async def _hold(world: World, pod: str, prefixes: list[str]) -> None:
@@ -65,7 +65,7 @@ async def _hold(world: World, pod: str, prefixes: list[str]) -> None:
 
 
 async def _round(
-    world: World, prefixes: list[str], first: int, destination: str, tally: _Tally, findings: Findings
+    world: World, prefixes: list[str], first: int, destination: str, tally: Tally, findings: Findings
 ) -> None:
     """One question about each prefix, a few at a time."""
     room = asyncio.Semaphore(_AT_ONCE)
@@ -78,15 +78,16 @@ async def _round(
         decision = await decision_of(world.fleet, request_id)
         findings.equal(f"destination of {request_id}", decision.destination, destination)
         account = await account_of(world.fleet, decision.destination, request_id)
-        _expect_delivered(findings, request_id, account, decision)
+        expect_delivered(findings, request_id, account, decision)
         tally.add(answer, decision, account)
 
     await asyncio.gather(*(one(number, prefix) for number, prefix in enumerate(prefixes, first)))
 
 
-def _expect_delivered(
+def expect_delivered(
     findings: Findings, request_id: str, account: RequestAccount, decision: Decision
 ) -> None:
+    """What the picker promised has come."""
     if account.pulled_tokens != decision.gain_tokens:
         findings.problems.append(
             f"{request_id} pulled {account.pulled_tokens} of {decision.gain_tokens} tokens from"
@@ -94,7 +95,7 @@ def _expect_delivered(
         )
 
 
-class _Tally:
+class Tally:
     """What the requests add up to."""
 
     def __init__(self, kv_bytes_per_token: int) -> None:
@@ -130,10 +131,16 @@ def _shares(decision: Decision) -> dict[str, float]:
     return {pod: weight / total for pod, weight in weights.items()}
 
 
-def _judge(
-    tally: _Tally, moved: Transfer, holders: tuple[str, str], destination: str, findings: Findings
+def judge(
+    tally: Tally,
+    moved: Transfer,
+    holders: tuple[str, str],
+    destination: str,
+    requests: int,
+    findings: Findings,
 ) -> None:
-    findings.equal("requests that named a source", sum(tally.sources.values()), REQUESTS)
+    """Shares within three sigma of 1/(1+waiting), and every byte accounted for at both ends."""
+    findings.equal("requests that named a source", sum(tally.sources.values()), requests)
     findings.equal("holders in the band", sorted(tally.expected), sorted(holders))
     margin = _SIGMAS * math.sqrt(tally.variance)
     for pod in holders:
@@ -149,7 +156,8 @@ def _judge(
     findings.equal("bytes received", moved.received[destination], sum(tally.bytes_by_source.values()))
 
 
-def _row(tally: _Tally, moved: Transfer, destination: str, findings: Findings) -> Row:
+def row(tally: Tally, moved: Transfer, destination: str, requests: int, findings: Findings) -> Row:
+    """Row 9 of what the requests add up to."""
     sources = ", ".join(f"{pod} {count}" for pod, count in sorted(tally.sources.items()))
     shares = ", ".join(f"{pod} {count:.0f}" for pod, count in sorted(tally.expected.items()))
     return Row(
@@ -165,6 +173,6 @@ def _row(tally: _Tally, moved: Transfer, destination: str, findings: Findings) -
         bytes_received=moved.received_bytes,
         bytes_served=moved.served_bytes,
         ttft_ms=round(statistics.median(tally.ttfts_ms), 1),
-        expected=f"sources of {REQUESTS} requests follow 1/(1+waiting): {shares}, by chance within 3 sigma",
+        expected=f"sources of {requests} requests follow 1/(1+waiting): {shares}, by chance within 3 sigma",
         problems=findings.as_tuple,
     )

@@ -79,7 +79,7 @@ async def _recomputed_history(world: World, session: _Session) -> Row:
     """Row 11."""
     findings = Findings()
     seen = await ask(world.fleet, session.next_turn("Who was there?"), "row-11")
-    _expect_split(findings, seen, session)
+    expect_split(findings, seen, session.decoder)
     findings.equal("reason", seen.decision.reason, "switched_off")
     findings.equal("source", seen.decision.source, None)
     findings.equal("pulled tokens", seen.computed.pulled_tokens, 0)
@@ -87,7 +87,7 @@ async def _recomputed_history(world: World, session: _Session) -> Row:
         seen.computed.computed_tokens >= _HISTORY_TOKENS,
         f"the prefill endpoint computed {seen.computed.computed_tokens} tokens, less than the history",
     )
-    _expect_bytes(findings, seen, world)
+    expect_bytes(findings, seen, world.fleet.spec.kv_bytes_per_token)
     expected = "P/D without pulls: the prefill endpoint recomputes the generated history"
     return world.finish(make_row(11, "P/D later turn, no pulls", seen, expected, findings))
 
@@ -96,7 +96,7 @@ async def _pulled_history(world: World, session: _Session) -> Row:
     """Row 12."""
     findings = Findings()
     seen = await ask(world.fleet, session.next_turn("Who was there?"), "row-12")
-    _expect_split(findings, seen, session)
+    expect_split(findings, seen, session.decoder)
     findings.equal("reason", seen.decision.reason, "pull")
     findings.equal("source", seen.decision.source, session.decoder)
     findings.equal("pulled tokens", seen.computed.pulled_tokens, seen.decision.gain_tokens)
@@ -108,22 +108,21 @@ async def _pulled_history(world: World, session: _Session) -> Row:
         seen.computed.computed_tokens < _HISTORY_TOKENS // 2,
         f"the prefill endpoint still computed {seen.computed.computed_tokens} tokens",
     )
-    _expect_bytes(findings, seen, world)
+    expect_bytes(findings, seen, world.fleet.spec.kv_bytes_per_token)
     expected = "P/D with pulls: the decoder's generated history is pulled, only the question is computed"
     return world.finish(make_row(12, "P/D later turn, pulls", seen, expected, findings))
 
 
-def _expect_split(findings: Findings, seen: Observation, session: _Session) -> None:
+def expect_split(findings: Findings, seen: Observation, decoder: str) -> None:
     """Prefilled on the prefill endpoint, decoded where the session is."""
     findings.equal("prefill endpoint", seen.decision.prefill, PREFILLER)
-    findings.equal("destination", seen.decision.destination, session.decoder)
+    findings.equal("destination", seen.decision.destination, decoder)
     findings.true(seen.decoded.handed_over_tokens > 0, "nothing was handed over to the decoder")
     expect_answered(findings, seen)
 
 
-def _expect_bytes(findings: Findings, seen: Observation, world: World) -> None:
+def expect_bytes(findings: Findings, seen: Observation, per_token: int) -> None:
     """Both legs, at both ends: source to prefill endpoint, prefill endpoint to decoder."""
-    per_token = world.fleet.spec.kv_bytes_per_token
     pulled_bytes = seen.computed.pulled_tokens * per_token
     handed_bytes = seen.decoded.handed_over_tokens * per_token
     decoder = seen.decision.destination

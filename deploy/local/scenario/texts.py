@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _CORPUS = "corpus.txt"
+_MARGIN_TOKENS = 16  # a text cut at a token reads back as about as many
 _VOCABULARY = "tokenizer.json"
 
 Message = dict[str, str]
@@ -41,6 +42,12 @@ class Texts:
             raise ValueError(f"the corpus gives {len(encoding.ids)} tokens, {tokens} were asked for")
         exact: str = self._tokenizer.decode(encoding.ids[:tokens])
         return exact
+
+    def tokens(self, seed: str, tokens: int) -> list[int]:
+        """Exactly so many token ids, of a document's text."""
+        text = self.document(seed, tokens + _MARGIN_TOKENS)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids[:tokens]
 
 
 def user(text: str) -> Message:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -50,11 +50,12 @@ class Page:
 
 async def pages(fleet: Fleet) -> dict[str, Page]:
     """Of every engine."""
-    found = {}
-    for engine in fleet.engines():
-        text = await fleet.page(f"{engine.url}/metrics")
-        found[engine.pod] = Page.read(text or "")
-    return found
+    return {pod: await page(fleet, pod) for pod in fleet.spec.pods}
+
+
+async def page(fleet: Fleet, pod: str) -> Page:
+    """Of one engine; empty while it serves none."""
+    return Page.read(await fleet.page(f"{fleet.engine(pod).url}/metrics") or "")
 
 
 async def wait_up(fleet: Fleet) -> None:
@@ -74,37 +75,57 @@ async def ask(
     *,
     client: GatewayClient | None = None,
     headers: Mapping[str, str] | None = None,
+    path: str = CHAT,
 ) -> Observation:
     """As `scenario.observe.ask`. An idle source tells its figures within a second, so both ends are waited
     for until they agree."""
     before = await pages(fleet)
-    answer = await (client or fleet.gateway).stream(CHAT, body, request_id=request_id, headers=headers)
+    answer = await (client or fleet.gateway).stream(path, body, request_id=request_id, headers=headers)
     decision = await decision_of(fleet, request_id)
-    pod = decision.destination
+    legs = {decision.prefill or decision.destination, decision.destination}
     after = await until(
-        f"both ends of {request_id} count alike, and {pod} its prompt",
+        f"both ends of {request_id} count alike, and {' and '.join(sorted(legs))} the prompt",
         lambda: pages(fleet),
         lambda now: (
-            _moved(before, now).received_bytes == _moved(before, now).served_bytes
-            and now[pod].totals[_PROMPT] - before[pod].totals[_PROMPT] >= answer.prompt_tokens
+            transfer(before, now).received_bytes == transfer(before, now).served_bytes
+            and all(_prompt_tokens(before[pod], now[pod]) >= answer.prompt_tokens for pod in legs)
         ),
         timeout_s=_SETTLE_S,
     )
-    moved = _moved(before, after)
-    account = _account(before[pod], after[pod], moved.received[pod])
-    return Observation(answer, decision, account, account, moved)
+    moved = transfer(before, after)
+    pod = decision.destination
+    decoded = account(before[pod], after[pod], moved.received[pod])
+    if decision.prefill is None:
+        return Observation(answer, decision, decoded, decoded, moved)
+    handed_over = replace(
+        decoded,
+        pulled_tokens=0,
+        pulled_bytes=0,
+        handed_over_tokens=decoded.pulled_tokens,
+        handed_over_bytes=decoded.pulled_bytes,
+    )
+    pod = decision.prefill
+    computed = account(before[pod], after[pod], moved.received[pod])
+    return Observation(answer, decision, computed, handed_over, moved)
 
 
-def _moved(before: Mapping[str, Page], after: Mapping[str, Page]) -> Transfer:
+def _prompt_tokens(before: Page, after: Page) -> int:
+    return after.totals[_PROMPT] - before.totals[_PROMPT]
+
+
+def transfer(before: Mapping[str, Page], after: Mapping[str, Page]) -> Transfer:
+    """What moved between two readings of these engines."""
+
     def gained(name: str) -> dict[str, int]:
         return {pod: after[pod].totals[name] - before[pod].totals[name] for pod in before}
 
     return Transfer(gained(wire.PULL_RECEIVED_BYTES_TOTAL), gained(wire.PULL_SERVED_BYTES_TOTAL))
 
 
-def _account(before: Page, after: Page, received_bytes: int) -> RequestAccount:
+def account(before: Page, after: Page, received_bytes: int) -> RequestAccount:
+    """Of one engine, on which nothing else was prefilled between the two readings."""
     cached, pulls = after.cached - before.cached, after.pulls - before.pulls
-    prompt_tokens = after.totals[_PROMPT] - before.totals[_PROMPT]
+    prompt_tokens = _prompt_tokens(before, after)
     return RequestAccount(
         prompt_tokens=prompt_tokens,
         computed_tokens=prompt_tokens - cached.total(),

@@ -191,6 +191,38 @@ def a_request_that_goes_leaves_nothing_pinned() -> None:
         assert consumer.free_blocks == consumer.blocks
 
 
+def a_thousand_requests_that_go_while_their_source_is_mute() -> None:
+    """S-E03: every slot and pin is back afterwards."""
+    with nodes({"faults": ["stall_lookup=1"]}) as (source, consumer):
+        keys = keys_of(0, 6)
+        source.store(keys)
+        for at in range(1000):
+            context = consumer.request(source.pull_params(f"gone-{at}"), keys)
+            consumer.look(context, keys)
+            consumer.step()
+            consumer.finish(context)
+        until(lambda: (consumer.step(), consumer.tier._pulls == {} and not consumer.tier._jobs)[1])
+        until(lambda: (consumer.step(), (source.index.leases, source.index.pinned_blocks) == (0, 0))[1])
+        assert consumer.free_blocks == consumer.blocks
+
+
+def a_prefill_leg_that_computes_nothing_hands_over_all_the_same() -> None:
+    """S-E13: its cache was warm, so not one block is stored for it."""
+    with nodes({"blocks": 32}) as (source, consumer):
+        keys = keys_of(0, 8)
+        source.store(keys)
+        decode = {"remote_prefiller": source.pull_params("warm")["remote_kv_source"]}
+        waiting = consumer.request(decode, keys)
+        consumer.look(waiting, keys)
+        consumer.step()
+        leg = source.request({"remote_decoder": {"kv_request_id": "warm"}}, keys)
+        assert source.store(keys, leg) == 0
+        source.finish(leg)
+        assert consumer.found(waiting, keys) == 8
+        assert consumer.load(waiting, keys) == [content_of(key) for key in keys]
+        until(lambda: source.index.pinned_blocks == 0)
+
+
 def a_prefill_leg_s_blocks_wait_pinned_for_the_decode_leg() -> None:
     with nodes({"blocks": 32}) as (source, consumer):
         keys = keys_of(0, 8)
@@ -338,6 +370,8 @@ CASES: tuple[Callable[[], None], ...] = (
     a_full_tier_gives_the_offer_back,
     an_eviction_makes_room_for_a_pull,
     a_request_that_goes_leaves_nothing_pinned,
+    a_thousand_requests_that_go_while_their_source_is_mute,
+    a_prefill_leg_that_computes_nothing_hands_over_all_the_same,
     a_prefill_leg_s_blocks_wait_pinned_for_the_decode_leg,
     two_requests_for_one_prefix,
     an_order_brings_blocks_and_no_request_waits_for_them,

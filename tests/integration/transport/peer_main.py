@@ -1,7 +1,7 @@
 """A producer in a process of its own, so that a test can kill or stop it with its mover.
 
-Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, slot_bytes, apart, limits}; `apart`
-2: the blocks lie in every other slot.
+Argument: JSON {blocks, slots, first, hold_after_chunks, stall_lookup, port, slot_bytes, apart, limits}, where
+`apart` 2 puts the blocks into every other slot.
 Says on stdout, one JSON line each: ready, holding (for each move), state. Ends when stdin closes; on stdin
 `hold 3` makes moves stop after three chunks, `proceed` lets them go, `state` asks for the state.
 """

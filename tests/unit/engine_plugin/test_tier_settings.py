@@ -50,6 +50,8 @@ def test_the_key_is_read_without_its_newline_and_must_be_long_enough(tmp_path: P
         ({"port": "7777"}, "port must be a whole number"),
         ({"port": True}, "port must be a whole number"),
         ({"port": 70_000}, "no port"),
+        ({"host": "0.0.0.0"}, "no address that peers can dial"),
+        ({"host": "::"}, "no address that peers can dial"),
         ({"events_port": -1}, "no port"),
         ({"max_extra_ttft_s": 0}, "max_extra_ttft_s"),
         ({"supply_wait_s": "1"}, "supply_wait_s must be a number"),
