@@ -11,7 +11,7 @@ from engine_plugin.protocol import Declined
 from engine_plugin.transport import PullError, TransportStats
 from engine_plugin.transport.control.outbound import Caller, OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
-from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, engine, hashes, identity, until
+from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, engine, hashes, until
 
 
 async def test_e03_a_thousand_look_ups_given_up_at_a_mute_source() -> None:
@@ -46,7 +46,7 @@ async def test_e04_a_lease_is_good_for_the_session_that_was_given_it() -> None:
         offer = await consumer.transport.lookup(source, "mine", hashes(3), deadline_s=WAIT_S)
         stolen = consumer.transport._consumer._offers[offer.offer_id].lease_id
         stats = TransportStats()
-        caller = Caller(identity(), PoolKeys((KEY,)), PATIENT, stats)
+        caller = Caller(thief.identity, PoolKeys((KEY,)), PATIENT, stats)
         session = await OutboundSession.connect(source, caller)
         mover = thief.transport._movers.current
         assert mover is not None

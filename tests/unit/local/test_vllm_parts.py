@@ -14,7 +14,8 @@ from deploy.local.run_files import RunFiles
 from deploy.local.spec import FleetSpec
 from deploy.local.vllm.accounts import Page
 from deploy.local.vllm.parts import PODS, SHAPE, _arguments, vllm_spec
-from deploy.local.vllm.rows import DOCUMENT_TOKENS
+from deploy.local.vllm.run import wanted_rows
+from deploy.local.vllm.scene import DOCUMENT_TOKENS
 from engine_plugin.vllm.tier_config import TierConfig
 
 PAGE = """\
@@ -82,3 +83,8 @@ def test_a_page_is_summed_over_labels_that_do_not_matter() -> None:
     assert page.pulls == {"ok": 2}
     assert page.totals["vllm:prompt_tokens_total"] == 4110
     assert page.totals["kvpull_pull_served_bytes_total"] == 12
+
+
+def test_a_third_engine_is_needed_for_two_holders_and_a_destination_only() -> None:
+    assert wanted_rows(3) == tuple(range(1, 13))
+    assert wanted_rows(2) == tuple(number for number in range(1, 13) if number != 9)

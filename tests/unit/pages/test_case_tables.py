@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FILES = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+FILES: dict[str, list[str]] = {}  # several folders have a file of the same name
+for _path in (ROOT / "tests").rglob("test_*.py"):
+    FILES.setdefault(_path.stem, []).append(_path.read_text())
 _NAMED = re.compile(r"`(?:[a-z_]+/)?(test_\w+)(?:: (\w+))?`((?:, `(?!test_)[a-z]\w+`)*)")
 
 
@@ -21,10 +23,19 @@ def named(page: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("stem", "test"), named("kubernetes.md"))
+PAGES = ("kubernetes.md", "engine-plugin.md")
+
+
+@pytest.mark.parametrize(("stem", "test"), [row for page in PAGES for row in named(page)])
 def test_the_named_test_exists(stem: str, test: str) -> None:
     assert stem in FILES
-    assert not test or re.search(rf"def test_{test}\(", FILES[stem].read_text()), test
+    assert not test or re.search(rf"def test_{test}\(", "".join(FILES[stem])), test
+
+
+def test_every_peer_transfer_case_is_there() -> None:
+    page = (ROOT / "docs" / "engine-plugin.md").read_text()
+    assert [f"S-E{n:02}" for n in range(1, 21) if f"S-E{n:02}" not in page] == []
+    assert len(named("engine-plugin.md")) > 40
 
 
 def test_the_cases_are_all_there() -> None:
