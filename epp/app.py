@@ -48,6 +48,7 @@ from epp.settings import (
     replica_settings,
     server_settings,
     span_exporter,
+    trusted_salt,
 )
 from epp.telemetry.build_info import expose_build
 from epp.telemetry.config_reload import ConfigCollector
@@ -175,6 +176,7 @@ class _App:
             routing_key=key_files.routing_key(self._arguments.routing_key_file),
             admission=self._admission,
             terms=RequestTerms(self._inputs.objectives),
+            trusted_salt=trusted_salt(self._arguments),
             tracer=None if self._exporter is None else self._exporter.tracer(),
         )
 

@@ -20,6 +20,7 @@ from epp.flag_values import (
     lease_name,
     port,
     ports,
+    salt_header,
     snapshot_bytes,
 )
 from epp.ops.commands import add_commands
@@ -112,6 +113,12 @@ def _add_secrets(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--index-seed-file", type=Path, help="32 hex digits; absent: a sibling's, else random")
     epp.add_argument(
         "--salt-key-file", type=Path, help="pool key, where engines publish cache salts as keyed digests"
+    )
+    epp.add_argument(
+        "--cache-salt-header",
+        type=salt_header,
+        metavar="NAME",
+        help="header in which the gateway names the tenant: it decides the cache salt, not the client",
     )
 
 

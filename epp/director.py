@@ -24,6 +24,7 @@ from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
+from epp.request.trusted_salt import TrustedSalt, salted_body
 from epp.request_steps import Asked, Counted, InFlight, log_decision
 from epp.request_terms import RequestTerms
 from epp.routing_headers import absent_headers, destination_of, routing_headers
@@ -50,10 +51,12 @@ class Director:
         tracer: Tracer | None = None,
         admission: Admission | None = None,
         terms: RequestTerms | None = None,
+        trusted_salt: TrustedSalt | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tokeniser` None: every request is routed by load and has no source."""
+        """`tokeniser` None: every request is routed by load and has no source. `trusted_salt`: replaces the
+        clients' own."""
         self._picker = picker
         self._tokeniser = tokeniser
         self._metrics = metrics
@@ -61,6 +64,7 @@ class Director:
         self._tracer = tracer
         self._admission = admission or Open()
         self._terms = terms or RequestTerms()
+        self._trusted_salt = trusted_salt
         metrics.attempts.pool = lambda: picker.endpoints
         self._clock = clock
         self._unix_clock = unix_clock
@@ -78,7 +82,7 @@ class Director:
         asked = Asked(head, body or b"", _read_headers(head), wishes, self._clock(), trace)
         if wishes.model is not None or blocks_for_long(asked.body, asked.headers):
             return self._decide_long(asked)
-        parsed = self._understood(asked)
+        parsed, asked = self._understood(asked)
         if self._terms.other_model(wishes, parsed.model, head.request_id) is not None:
             return self._decide_long(asked)
         counted = self._count(asked, parsed)
@@ -133,9 +137,10 @@ class Director:
         finally:
             await room.__aexit__(None, None, None)
 
-    def _understood(self, asked: Asked) -> ParsedRequest:
+    def _understood(self, asked: Asked) -> tuple[ParsedRequest, Asked]:
         try:
-            return parse_request(asked.body, asked.head.path, asked.headers)
+            asked = self._salted(asked)
+            return parse_request(asked.body, asked.head.path, asked.headers), asked
         except PickerError as error:
             self._unread(asked, error)
             raise
@@ -280,7 +285,7 @@ class Director:
 
     def _routing(self, decision: SchedulingDecision, asked: Asked, token: InFlight) -> Routing:
         headers = routing_headers(decision, self._routing_key, self._unix_clock())
-        removed = absent_headers(headers)
+        removed = [*absent_headers(headers), *asked.removed]
         if asked.trace is not None:
             headers[TRACEPARENT] = asked.trace.context.traceparent
         if asked.rename_model is not None:
@@ -296,7 +301,12 @@ class Director:
         )
 
     def _read(self, asked: Asked) -> tuple[ParsedRequest, Asked]:
-        """Parse, and exchange the model's name where that is wanted. Blocks. Raises `BadRequest`."""
+        """Parse, and exchange salt and model's name where that is wanted. Blocks.
+
+        Raises:
+            PickerError: the body is refused.
+        """
+        asked = self._salted(asked)
         parsed = parse_request(asked.body, asked.head.path, asked.headers)
         other = self._terms.other_model(asked.wishes, parsed.model, asked.head.request_id)
         if other is None or "content-encoding" in asked.headers:
@@ -308,6 +318,27 @@ class Director:
             asked, new_body=body, rename_model=(other.name, parsed.model), renamed_by=other.because_of
         )
         return replace(parsed, model=other.name), renamed
+
+    def _salted(self, asked: Asked) -> Asked:
+        """With the salt that the gateway vouches for; the header that said so goes no further. Blocks for
+        long bodies.
+
+        Raises:
+            PickerError: the salt cannot be set.
+        """
+        trusted = self._trusted_salt
+        if trusted is None:
+            return asked
+        removed: tuple[str, ...] = (trusted.header,)
+        salt, came_from = trusted.salt_of(asked.head.headers.all(trusted.header))
+        body = salted_body(asked.body, asked.head.path, asked.headers, salt) if asked.body else None
+        if body is None:
+            return replace(asked, removed=removed)
+        self._metrics.salts.labels(came_from).inc()
+        if "content-encoding" in asked.headers:
+            removed = (*removed, "content-encoding")
+        headers = {name: value for name, value in asked.headers.items() if name not in removed}
+        return replace(asked, body=body, new_body=body, headers=headers, removed=removed)
 
 
 def _read_headers(head: RequestHead) -> dict[str, str]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 
+from sidecar.wire import DESTINATION, REQUEST_ID, ROUTING_HEADERS
+
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,316}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")  # RFC 9110, token
+# removed before an engine sees them, or needed by it
+_NO_SALT_HEADERS = {"host", "content-type", "content-encoding", "content-length", "transfer-encoding"}
 
 
 def port(text: str) -> int:
@@ -84,6 +89,15 @@ def lease_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a Lease (a-z, 0-9, -, at most 63)")
     return text
+
+
+def salt_header(text: str) -> str:
+    """The name of a request header that is nobody else's, in lower case."""
+    name = text.lower()
+    taken = name in _NO_SALT_HEADERS or name in (*ROUTING_HEADERS, DESTINATION, REQUEST_ID)
+    if taken or not _HEADER_NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a header such as x-tenant-id")
+    return name
 
 
 def boolean(text: str) -> bool:

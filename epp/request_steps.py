@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from epp.core.types import SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead
@@ -34,17 +34,19 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request on its way through the director. `headers`: those that say how to read the body."""
+    """A request on its way through the director. `headers`: those that say how to read the body; `new_body`:
+    what goes on in its place, without the headers in `removed`."""
 
-    head: RequestHead
-    body: bytes
+    head: RequestHead = field(repr=False)
+    body: bytes = field(repr=False)
     headers: Mapping[str, str]
     wishes: Wishes
     started_s: float
     trace: RequestTrace | None
-    new_body: bytes | None = None
+    new_body: bytes | None = field(default=None, repr=False)
     rename_model: tuple[str, str] | None = None
     renamed_by: str = ""
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import os
 import ssl
 from pathlib import Path
 
+from epp import key_files
 from epp.core.errors import ConfigError
 from epp.endpoints.scraper import MetricsPageSettings
 from epp.extproc.server import ServerSettings
@@ -18,6 +19,7 @@ from epp.leases.choice import HaMode
 from epp.plugins.data_layer import MetricsDataSourceParameters
 from epp.plugins.metric_specs import NO_MORE_GAUGES, EngineGauges
 from epp.replicas import ReplicaSettings
+from epp.request.trusted_salt import TrustedSalt
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
 from epp.telemetry.ledger_file import LedgerFile
@@ -47,9 +49,19 @@ def server_settings(arguments: argparse.Namespace) -> ServerSettings:
         lame_duck_s=min(arguments.lame_duck, arguments.drain_timeout),
         drain_timeout_s=arguments.drain_timeout,
         limits=Limits(
-            max_body_bytes=arguments.max_body_bytes, heeds_subset=not arguments.disable_endpoint_subset_filter
+            max_body_bytes=arguments.max_body_bytes,
+            heeds_subset=not arguments.disable_endpoint_subset_filter,
+            needs_bodies=arguments.cache_salt_header is not None,
         ),
     )
+
+
+def trusted_salt(arguments: argparse.Namespace) -> TrustedSalt | None:
+    """None: cache salts are the clients' own. Raises ConfigError: a key that cannot be read."""
+    header: str | None = arguments.cache_salt_header
+    if header is None:
+        return None
+    return TrustedSalt(header, key_files.salt_key(arguments.salt_key_file))
 
 
 def metrics_page(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -44,9 +45,16 @@ def without_members(raw: bytes, key: str) -> bytes:
 
     A comma goes with the member that it belongs to. The same object if there is no such member.
     """
-    cuts: list[Span] = []
-    for container in _objects(raw):
-        cuts += _cuts(container.members, key)
+    return _without(raw, [cut for container in _objects(raw) for cut in _cuts(container.members, key)])
+
+
+def without_top_members(raw: bytes, key: str) -> bytes:
+    """`raw`, an object, without every member of that name in it; those of inner objects stay."""
+    (top,) = deque(_objects(raw), maxlen=1)
+    return _without(raw, _cuts(top.members, key))
+
+
+def _without(raw: bytes, cuts: list[Span]) -> bytes:
     if not cuts:
         return raw
     kept, at = [], 0

@@ -41,6 +41,20 @@ class BadRequest(PickerError):
     reason = "bad-request"
 
 
+class BodyTooLarge(PickerError):
+    """It has to be changed on its way, and is too large to be read."""
+
+    status = 413
+    reason = "payload-too-large"
+
+
+class UnsupportedBody(PickerError):
+    """It has to be changed on its way, and is of a kind that cannot be."""
+
+    status = 415
+    reason = "unsupported-body"
+
+
 class NotCached(PickerError):
     """The client wants an answer from cache or none (`Prefer: if-available`), and no cache has it."""
 

@@ -6,7 +6,7 @@ It must not know how anything is stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine_plugin.identity import EndpointId
@@ -20,9 +20,9 @@ from epp.core.types import BlockKey, EngineBlockHash
 class PrefixQuery:
     """A prompt, as far as cache contents depend on it."""
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = field(repr=False)
     lora_name: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
 
 
 class Depths(NamedTuple):

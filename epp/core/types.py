@@ -126,13 +126,14 @@ NO_MATCH = PrefixMatch()
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
     """A parsed request as the core sees it. `token_ids` is None where the prompt could not be
-    tokenised exactly: such a request is routed by load and gets no match and no source."""
+    tokenised exactly: such a request is routed by load and gets no match and no source. Its repr shows
+    neither tokens nor salt."""
 
     request_id: str
     model: str = ""
-    token_ids: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = field(default=None, repr=False)
     lora_name: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     size_bytes: int = 0
     subset: frozenset[str] | None = None  # `ip` or `ip:port`; None: no hint given
     pieces: Sequence[int] | None = field(default=None, repr=False)  # stand-ins for tokens, 4 bytes each

@@ -49,6 +49,7 @@ class Limits:
     idle_timeout_s: float = 3600.0  # no message at all: longer than any answer may think
     write_timeout_s: float = 60.0  # a gateway that does not take what it asked for
     heeds_subset: bool = True  # False: the gateway's endpoint subset is not looked at
+    needs_bodies: bool = False  # True: a gateway that sends no bodies is refused, not served by load
 
 
 # upper bounds of how long a stream lasted: a request is anything from milliseconds to minutes

@@ -43,13 +43,14 @@ _OURS: Final = frozenset({Step.DECIDED, Step.REFUSE})
 
 class Session:
     """One request. Not reusable; not thread-safe. `max_body_bytes` bounds what is held in memory;
-    without `heeds_subset` the gateway's endpoint subset means nothing."""
+    without `heeds_subset` the gateway's endpoint subset means nothing; `needs_bodies`: see `Limits`."""
 
-    def __init__(self, *, max_body_bytes: int, heeds_subset: bool = True) -> None:
+    def __init__(self, *, max_body_bytes: int, heeds_subset: bool = True, needs_bodies: bool = False) -> None:
         self.request_phase = RequestPhase.START
         self.response_phase = ResponsePhase.WAITING
         self._max_body_bytes = max_body_bytes
         self._heeds_subset = heeds_subset
+        self._routable_modes = _ROUTABLE_MODES - {ev.BodyMode.NONE} if needs_bodies else _ROUTABLE_MODES
         self._modes = ev.BodyModes()
         self._head: ev.RequestHead | None = None
         self._pieces: list[bytes] = []
@@ -119,7 +120,7 @@ class Session:
 
     def _refusal_at_headers(self, *, body_follows: bool) -> ev.Refusal | None:
         modes = self._modes
-        if body_follows and modes.request not in _ROUTABLE_MODES:
+        if body_follows and modes.request not in self._routable_modes:
             return _unsupported("request_body_mode", modes.request)
         if modes.response is ev.BodyMode.GRPC:
             return _unsupported("response_body_mode", modes.response)

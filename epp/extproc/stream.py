@@ -40,7 +40,9 @@ class ExtProcStream:
         self._stats = service.stats
         self._context = context
         self._session = Session(
-            max_body_bytes=service.limits.max_body_bytes, heeds_subset=service.limits.heeds_subset
+            max_body_bytes=service.limits.max_body_bytes,
+            heeds_subset=service.limits.heeds_subset,
+            needs_bodies=service.limits.needs_bodies,
         )
         self._started_s = service.clock()
         self._clock = OutputClock()

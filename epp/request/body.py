@@ -41,14 +41,23 @@ def load_object(body: bytes) -> dict[str, Any]:
         NoPrompt: not read, for its size or structure, or no object.
         BadRequest: broken JSON. The message never shows the body.
     """
-    if len(body) > MAX_PARSED_BYTES:
-        raise NoPrompt(Reason.BODY_SIZE)
-    if len(body) > COUNTED_FROM_BYTES and _too_dense(body):
-        raise NoPrompt(Reason.BODY_DENSITY)
+    check_size(body)
     fields = _load(body)
     if not isinstance(fields, dict):
         raise NoPrompt(Reason.JSON_SHAPE)
     return fields
+
+
+def check_size(body: bytes) -> None:
+    """Whether parsing it takes no longer than the loop can wait.
+
+    Raises:
+        NoPrompt: it is too large, or consists of too many tiny values.
+    """
+    if len(body) > MAX_PARSED_BYTES:
+        raise NoPrompt(Reason.BODY_SIZE)
+    if len(body) > COUNTED_FROM_BYTES and _too_dense(body):
+        raise NoPrompt(Reason.BODY_DENSITY)
 
 
 def _too_dense(body: bytes) -> bool:

@@ -94,6 +94,11 @@ def blocks_for_long(body: bytes, headers: Mapping[str, str]) -> bool:
     return len(body) > (INLINE_ENCODED_BYTES if encoded else INLINE_BYTES)
 
 
+def has_prompts(path: str) -> bool:
+    """Whether bodies of this path are JSON objects with a prompt."""
+    return _shape_of(path) is not None
+
+
 def _shape_of(path: str) -> _Shape | None:
     plain = path.partition("?")[0].rstrip("/")
     return next((shape for suffix, shape in _SHAPES.items() if plain.endswith(suffix)), None)

@@ -88,6 +88,12 @@ class PickerMetrics:
         self.untokenised = Counter(
             "kvpull_epp_untokenised_requests", "Routed by load only.", ["reason"], registry=registry
         )
+        self.salts = Counter(
+            "kvpull_epp_trusted_salts",
+            "Bodies whose cache salt was set here, by what the gateway's header said.",
+            ["header"],
+            registry=registry,
+        )
         self.request = RequestMetrics(registry)
         self._costs = CostMetrics(registry)
 

@@ -9,7 +9,8 @@ import pytest
 
 from epp import cli, flag_values, key_files
 from epp.core.errors import ConfigError
-from epp.settings import server_settings
+from epp.request.trusted_salt import TrustedSalt
+from epp.settings import server_settings, trusted_salt
 
 
 @pytest.mark.parametrize(("text", "value"), [("false", False), ("FALSE", False), ("true", True)])
@@ -158,3 +159,26 @@ def test_one_configuration_and_not_two(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_subset_is_heeded_unless_told_otherwise(given: list[str], heeds: bool) -> None:
     arguments = cli.parser().parse_args(["epp", "--config-text", "x", *given])
     assert server_settings(arguments).limits.heeds_subset is heeds
+
+
+def test_cache_salts_are_the_clients_unless_a_header_is_named(tmp_path: Path) -> None:
+    key = tmp_path / "salt-key"
+    key.write_bytes(b"k" * 32 + b"\n")
+    arguments = cli.parser().parse_args(["epp", "--config-text", "x"])
+    assert trusted_salt(arguments) is None
+    assert not server_settings(arguments).limits.needs_bodies
+    named = ["--cache-salt-header", "X-Tenant-ID"]
+    arguments = cli.parser().parse_args(["epp", "--config-text", "x", *named, "--salt-key-file", str(key)])
+    assert trusted_salt(arguments) == TrustedSalt("x-tenant-id", b"k" * 32)
+    assert server_settings(arguments).limits.needs_bodies
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "x-tenant:", "ä", "x-request-id", "Content-Type", "x-prefiller-host-port", "a" * 129]
+)
+def test_a_header_that_is_none_or_somebody_elses_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.parser().parse_args(["epp", "--config-text", "x", "--cache-salt-header", name])
+    assert "--cache-salt-header" in capsys.readouterr().err

@@ -175,6 +175,15 @@ def test_secure_serving_is_what_was_asked_for() -> None:
     assert epp(chart.minimal({"router": {"epp": {"secureServing": False}}})).secure_serving is False
 
 
+def test_a_tenants_header_reaches_the_picker_where_it_may_not_be_got_past() -> None:
+    flags = {
+        "epp": {"flags": {"cache-salt-header": "X-Tenant"}},
+        "inferencePool": {"failureMode": "FailClose"},
+    }
+    assert epp(chart.minimal({"router": flags})).cache_salt_header == "x-tenant"
+    assert epp(chart.minimal({})).cache_salt_header is None
+
+
 def test_numbers_keep_their_value() -> None:
     flags = {"max-body-bytes": 1e6, "ledger-max-bytes": 67108864, "ledger-keep": 8, "pull-deadline": "1.5s"}
     arguments = epp(chart.minimal({"router": {"epp": {"flags": flags}}}))

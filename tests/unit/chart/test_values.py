@@ -91,6 +91,7 @@ def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
         ({"router": {"objectivesGroup": "", "inferenceObjectives": [{"name": "a"}]}}, "objectivesGroup"),
         ({"router": {"proxy": {"enabled": True}}, "provider": {"name": "istio"}}, "leave provider.name none"),
         ({"provider": {"istio": {"stripRoutingHeaders": {"enabled": True}}}}, "labels of the gateway's pods"),
+        ({"router": {"epp": {"flags": {"cache-salt-header": "x-tenant"}}}}, "needs FailClose"),
         ({"calibration": {"enabled": True}}, "give source and destination"),
         (
             {"calibration": {"apply": True}, "thresholds": {"spec": {"default": {}}}},

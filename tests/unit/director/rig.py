@@ -21,6 +21,7 @@ from epp.plugins.saturation import ConcurrencyDetector
 from epp.request.local_tokenizer import LocalTokenizer
 from epp.request.parse import parse_request
 from epp.request.tokenise import LocalTokeniser
+from epp.request.trusted_salt import TrustedSalt
 from epp.request_terms import Objectives, RequestTerms
 from epp.telemetry.metrics import PickerMetrics
 from tests.unit.core.test_endpoint_picker import BLOCK, Pool
@@ -37,6 +38,7 @@ class Rig:
         flow: FlowSettings | None = None,
         per_endpoint: int | None = None,
         objectives: Objectives | None = None,
+        trusted_salt: TrustedSalt | None = None,
     ) -> None:
         """`per_endpoint`: requests that one may have; above it the pool is saturated."""
         self.pool = Pool()
@@ -49,6 +51,7 @@ class Rig:
             PickerMetrics(self.registry),
             admission=self.admission,
             terms=RequestTerms(objectives),
+            trusted_salt=trusted_salt,
             clock=lambda: 0.0,
         )
         self.requests: list[SchedulingRequest] = []  # as the core saw them
@@ -106,18 +109,26 @@ class Rig:
         assert ids is not None
         return self.hold_ids(pod, ids, lora_name=lora_name)
 
-    def hold_ids(self, pod: str, ids: Sequence[int], *, lora_name: str | None = None) -> int:
+    def hold_ids(
+        self,
+        pod: str,
+        ids: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        salt: str | None = None,
+        tier: CacheTier = CacheTier.DEVICE,
+    ) -> int:
         """`pod` says that it holds all whole blocks of these tokens; returns how many tokens those are."""
         blocks = len(ids) // BLOCK
         seq = self._batches[pod] = self._batches.get(pod, -1) + 1
         event = BlockStored(
-            CacheTier.DEVICE,
+            tier,
             tuple(EngineBlockHash(1000 * (seq + 1) + number) for number in range(blocks)),
             None,
             list(ids[: blocks * BLOCK]),
             BLOCK,
             lora_name=lora_name,
-            extra_keys=((lora_name,),) * blocks if lora_name else None,
+            extra_keys=_extra_keys(lora_name, salt, blocks),
             has_extra_keys=True,
         )
         self.pool.picker.cache.on_batch(EndpointId(pod), seq, EventBatch((event,)), 0.0)
@@ -138,3 +149,10 @@ class Rig:
             for found in family.samples
             if found.name == name and wanted.items() <= found.labels.items()
         )
+
+
+def _extra_keys(lora_name: str | None, salt: str | None, blocks: int) -> tuple[tuple[str, ...], ...] | None:
+    """As vLLM 0.32 writes them: the adapter in every block, the salt in the first."""
+    adapter = (lora_name,) if lora_name else ()
+    first = (*adapter, *((salt,) if salt else ()))
+    return (first, *(adapter,) * (blocks - 1)) if first else None

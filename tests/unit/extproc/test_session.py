@@ -670,3 +670,17 @@ def test_who_served_and_the_status_reach_the_outcome() -> None:
     done = it.receive(ev.ResponseHeaders(headers, True, "10.0.0.7:8000"))
     outcome = finish_of(done).outcome
     assert (outcome.served_by, outcome.status, outcome.completed) == ("10.0.0.7:8000", 200, True)
+
+
+@pytest.mark.parametrize("mode", [ev.BodyMode.NONE, ev.BodyMode.STREAMED])
+def test_where_bodies_must_be_changed_a_gateway_that_sends_none_is_refused(mode: ev.BodyMode) -> None:
+    it = Session(max_body_bytes=LIMIT, needs_bodies=True)
+    (answer, _) = it.receive(ev.RequestHeaders(head(), modes=modes(mode)))
+    assert isinstance(answer, ev.SendImmediate)
+    assert (answer.refusal.status, answer.refusal.reason) == (500, wire.REASON_UNSUPPORTED_MODE)
+    assert mode.name in answer.refusal.message
+    bodiless = Session(max_body_bytes=LIMIT, needs_bodies=True)
+    actions = bodiless.receive(ev.RequestHeaders(head(), end_of_stream=True, modes=modes(ev.BodyMode.NONE)))
+    assert [type(action) for action in actions] == [ev.NeedDecision]
+    by_load = session().receive(ev.RequestHeaders(head(), modes=modes(ev.BodyMode.NONE)))  # negative control
+    assert ev.NeedDecision in [type(action) for action in by_load]

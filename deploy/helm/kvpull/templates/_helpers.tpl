@@ -171,6 +171,10 @@ vllm: {pool: true}
 {{- if gt (int $router.epp.lameDuckSeconds) (int $router.epp.drainTimeoutSeconds) -}}
 {{- fail "router.epp.lameDuckSeconds is part of drainTimeoutSeconds and cannot be longer" -}}
 {{- end -}}
+{{- $pool := $router.inferencePool -}}
+{{- if and (hasKey $router.epp.flags "cache-salt-header") $pool.create (eq $pool.failureMode "FailOpen") -}}
+{{- fail "router.inferencePool.failureMode: FailOpen would pass clients' own cache salts on while no picker answers; cache-salt-header needs FailClose" -}}
+{{- end -}}
 {{- if and $router.tokenizer.enabled (not $router.tokenizer.modelName) -}}
 {{- fail "router.tokenizer.modelName: name the model that the tokenizer loads" -}}
 {{- end -}}
