@@ -30,6 +30,7 @@ cdef class CompiledBlocks(CompiledWaiting):
         """`hold_chain` for names in an array. Counts are left in `counts`."""
         cdef uint64_t keys[STRIDE]
         cdef uint64_t words[STRIDE]
+        cdef uint64_t crowded
         cdef uint32_t done = 0, stride, i
         while done < count:
             stride = min(<uint32_t>STRIDE, count - done)
@@ -40,9 +41,13 @@ cdef class CompiledBlocks(CompiledWaiting):
                     self.hash.secrets.words, key, tokens + (done + i) * block_bytes, block_bytes
                 )
                 map_prefetch(&self.table.table.rows, key)
+            crowded = 0
             for i in range(stride):
-                map_prefetch_second(&self.names, words[i], True)
+                crowded |= <uint64_t>map_prefetch_second(&self.names, words[i], True) << i
                 map_prefetch_second(&self.table.table.rows, keys[i], True)
+            for i in range(stride):
+                if crowded >> i & 1:
+                    map_prefetch_ways(&self.names, words[i])
             for i in range(stride):
                 self._hold(words[i], keys[i], tier)
             done += stride

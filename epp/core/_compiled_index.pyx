@@ -57,7 +57,8 @@ cdef extern from "_holder_table.h":
     void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) noexcept
     void map_free(u64_map *m) noexcept
     const uint8_t *map_prefetch(const u64_map *m, uint64_t key) noexcept
-    void map_prefetch_second(const u64_map *m, uint64_t key, int adding) noexcept
+    int map_prefetch_second(const u64_map *m, uint64_t key, int adding) noexcept
+    void map_prefetch_ways(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept

@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
-#define MAP_OWN_PAGES UINT64_MAX /* where the bounds of an allocation are watched, let them be */
+#define MAP_OWN_PAGES 262144u /* where the bounds of an allocation are watched, let most be */
 #else
 #define MAP_OWN_PAGES 65536u /* bytes of buckets */
 #endif
@@ -32,7 +32,7 @@
 #define MAP_BUCKET_BYTES 64u
 #define MAP_OVERFLOW_AT 60 /* u32: keys whose first bucket this is and that are in their second */
 #define MAP_SEGMENT_SLOTS 16384u
-#define MAP_SMALL_BUCKETS 256u /* below, a doubling costs no memory to speak of */
+#define MAP_SMALL_BUCKETS 1024u /* below, a doubling costs no memory to speak of */
 #define MAP_MAX_DEPTH 24u
 #define MAP_SEARCHED 96 /* buckets looked at for a way to make room */
 
@@ -94,13 +94,6 @@ static inline void map_overflow_add(uint8_t *bucket, uint32_t more) {
     save_u32(bucket + MAP_OVERFLOW_AT, map_overflow(bucket) + more);
 }
 
-/* The strides in use, as constants: a memcpy of unknown length is a call. */
-static inline void map_copy(const u64_map *m, uint8_t *to, const uint8_t *from) {
-    if (m->stride == 20) memcpy(to, from, 20);
-    else if (m->stride == 12) memcpy(to, from, 12);
-    else memcpy(to, from, m->stride);
-}
-
 static void map_init(u64_map *m, uint32_t value_bytes, uint64_t secret, uint64_t factor) {
     memset(m, 0, sizeof *m);
     m->stride = MAP_VALUE_AT + value_bytes;
@@ -116,6 +109,8 @@ static inline void map_charge(u64_map *m, uint64_t more, uint64_t fewer) {
     if (m->account) *m->account += more - fewer;
 }
 
+static inline int map_has_pages(uint32_t cap) { return (uint64_t)cap * MAP_BUCKET_BYTES >= MAP_OWN_PAGES; }
+
 /* Large segments have pages of their own: what one leaves behind in the heap when it grows fits the next one
  * badly, and a sixth of all memory was such holes. */
 static inline uint64_t map_buckets_bytes(uint32_t cap) {
@@ -126,7 +121,7 @@ static inline uint64_t map_buckets_bytes(uint32_t cap) {
 
 static int map_new_buckets(map_segment *s, uint32_t cap) {
     uint64_t bytes = map_buckets_bytes(cap);
-    if ((uint64_t)cap * MAP_BUCKET_BYTES < MAP_OWN_PAGES) {
+    if (!map_has_pages(cap)) {
         s->memory = calloc(1, bytes);
     } else {
         s->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -141,11 +136,27 @@ static int map_new_buckets(map_segment *s, uint32_t cap) {
 
 static inline uint64_t map_segment_bytes(uint32_t cap) { return sizeof(map_segment) + map_buckets_bytes(cap); }
 
+/* A segment with pages gets `cap` buckets, all empty, which may be fewer. -1: out of memory, nothing changed. */
+static int map_stretch(u64_map *m, map_segment *s, uint32_t cap) {
+    uint64_t old = map_buckets_bytes(s->cap), bytes = map_buckets_bytes(cap);
+    uint8_t *memory = mremap(s->memory, old, bytes, MREMAP_MAYMOVE);
+    if (memory == MAP_FAILED) return -1;
+    memset(memory, 0, old < bytes ? old : bytes);
+#ifdef MADV_POPULATE_WRITE
+    if (old < bytes) (void)madvise(memory + old, bytes - old, MADV_POPULATE_WRITE);
+#endif
+    map_charge(m, bytes, old);
+    s->memory = s->buckets = memory;
+    s->cap = cap;
+    s->used = 0;
+    return 0;
+}
+
 static void map_drop_segment(u64_map *m, map_segment *s) {
     if (!s) return;
     map_charge(m, 0, map_segment_bytes(s->cap));
-    if ((uint64_t)s->cap * MAP_BUCKET_BYTES < MAP_OWN_PAGES) free(s->memory);
-    else munmap(s->memory, map_buckets_bytes(s->cap));
+    if (map_has_pages(s->cap)) munmap(s->memory, map_buckets_bytes(s->cap));
+    else free(s->memory);
     free(s);
 }
 
@@ -170,26 +181,39 @@ static uint32_t map_cap_for(const u64_map *m, uint64_t records) {
     return (uint32_t)cap;
 }
 
-static uint32_t map_next_cap(const map_segment *s) {
-    if (s->cap < MAP_SMALL_BUCKETS) return s->cap * 2;
+static uint32_t map_next_cap(uint32_t cap) {
+    if (cap < MAP_SMALL_BUCKETS) return cap * 2;
     uint32_t octave = 0;
-    while (s->cap >= (uint32_t)8 << octave) octave++;
-    return s->cap + ((uint32_t)2 << octave);
+    while (cap >= (uint32_t)8 << octave) octave++;
+    return cap + ((uint32_t)2 << octave);
 }
 
 /* --- room for a record ---------------------------------------------------------------------------------- */
 
+/* The strides in use, as constants: loops over the slots of a bucket are unrolled, copies are no calls. */
+#define MAP_WITH_STRIDE(m, name, ...)                                     \
+    ((m)->stride == 20 ? name((m), __VA_ARGS__, 20, 3)                    \
+     : (m)->stride == 12 ? name((m), __VA_ARGS__, 12, 5)                  \
+                         : name((m), __VA_ARGS__, (m)->stride, (m)->per))
+#define MAP_INLINE static inline __attribute__((always_inline))
+
+/* The first empty slot, or NULL. All are looked at: which one it is, no branch could foresee. */
+MAP_INLINE uint8_t *map_empty_as(const u64_map *m, uint8_t *bucket, uint32_t stride, uint32_t per) {
+    uint8_t *empty = NULL;
+    (void)m;
+    for (uint32_t k = per; k-- > 0;) empty = map_tag(bucket + k * stride) ? empty : bucket + k * stride;
+    return empty;
+}
+
 static inline uint8_t *map_empty_in(const u64_map *m, uint8_t *bucket) {
-    for (uint32_t k = 0; k < m->per; k++)
-        if (!map_tag(bucket + k * m->stride)) return bucket + k * m->stride;
-    return NULL;
+    return MAP_WITH_STRIDE(m, map_empty_as, bucket);
 }
 
 /* Move the record at `from` to `to`, in the other one of its two buckets. */
 static void map_move(const u64_map *m, map_segment *s, uint8_t *to, uint8_t *from) {
     uint64_t hash = map_hash(m, load_u64(from));
     uint8_t *first = map_bucket(s, map_first(s, hash));
-    map_copy(m, to, from);
+    memcpy(to, from, m->stride);
     map_set_tag(from, 0);
     map_overflow_add(first, from >= first && from < first + MAP_BUCKET_BYTES ? 1u : (uint32_t)-1);
 }
@@ -200,43 +224,60 @@ typedef struct {
     uint16_t slot;
 } map_step;
 
+/* The other bucket of the record at `slot`, which is in `bucket`. */
+static inline uint32_t map_other(const u64_map *m, const map_segment *s, const uint8_t *slot, uint32_t bucket) {
+    uint64_t hash = map_hash(m, load_u64(slot));
+    uint32_t first = map_first(s, hash);
+    return first == bucket ? map_second(s, hash) : first;
+}
+
+/* Where the records of the bucket `steps[at]` could move: further steps. Returns how many there are now. */
+static int map_ways_on(const u64_map *m, const map_segment *s, map_step *steps, int at, int count) {
+    uint32_t bucket = steps[at].bucket;
+    const uint8_t *slot = map_bucket(s, bucket);
+    for (uint32_t k = 0; k < m->per && count < MAP_SEARCHED; k++, slot += m->stride) {
+        uint32_t next = map_other(m, s, slot, bucket);
+        __builtin_prefetch(map_bucket(s, next));
+        steps[count++] = (map_step){next, (int16_t)at, (uint16_t)k};
+    }
+    return count;
+}
+
 /* An empty slot in one of the two full buckets of `hash`: others move on to their other bucket, by the
  * shortest way there is. NULL: none is near; nothing was moved. */
 static uint8_t *map_make_room(const u64_map *m, map_segment *s, uint64_t hash) {
     map_step steps[MAP_SEARCHED];
-    int count = 2;
     steps[0] = (map_step){map_first(s, hash), -1, 0};
     steps[1] = (map_step){map_second(s, hash), -1, 0};
-    for (int at = 0; at < count; at++) {
-        uint8_t *bucket = map_bucket(s, steps[at].bucket), *empty = map_empty_in(m, bucket);
-        if (empty) {
-            while (steps[at].before >= 0) {
-                const map_step *step = &steps[at];
-                at = step->before;
-                uint8_t *from = map_bucket(s, steps[at].bucket) + step->slot * m->stride;
-                map_move(m, s, empty, from);
-                empty = from;
-            }
-            return empty;
+    int count = 2, followed = 0;
+    for (int at = 2;; at++) {
+        if (at == count) { /* all that are known are full: a step further from one of them */
+            if (count == MAP_SEARCHED) return NULL;
+            count = map_ways_on(m, s, steps, followed++, count);
         }
-        for (uint32_t k = 0; k < m->per && count < MAP_SEARCHED; k++) {
-            uint64_t other = map_hash(m, load_u64(bucket + k * m->stride));
-            uint32_t first = map_first(s, other);
-            uint32_t next = first == steps[at].bucket ? map_second(s, other) : first;
-            __builtin_prefetch(map_bucket(s, next));
-            steps[count++] = (map_step){next, (int16_t)at, (uint16_t)k};
+        uint8_t *empty = map_empty_in(m, map_bucket(s, steps[at].bucket));
+        if (!empty) continue;
+        while (steps[at].before >= 0) {
+            const map_step *step = &steps[at];
+            at = step->before;
+            uint8_t *from = map_bucket(s, steps[at].bucket) + step->slot * m->stride;
+            map_move(m, s, empty, from);
+            empty = from;
         }
+        return empty;
     }
-    return NULL;
 }
 
 /* An empty slot for a key that is known not to be there. NULL: make the segment larger. */
-static uint8_t *map_place(const u64_map *m, map_segment *s, uint64_t hash) {
-    uint8_t *first = map_bucket(s, map_first(s, hash)), *place = map_empty_in(m, first);
+MAP_INLINE uint8_t *map_place_as(const u64_map *m, map_segment *s, uint64_t hash, uint32_t stride, uint32_t per) {
+    uint8_t *place = map_empty_as(m, map_bucket(s, map_first(s, hash)), stride, per);
     if (place || s->cap == 1) return place;
-    place = map_empty_in(m, map_bucket(s, map_second(s, hash)));
-    if (!place) place = map_make_room(m, s, hash);
-    return place;
+    place = map_empty_as(m, map_bucket(s, map_second(s, hash)), stride, per);
+    return place ? place : map_make_room(m, s, hash);
+}
+
+static inline uint8_t *map_place(const u64_map *m, map_segment *s, uint64_t hash) {
+    return MAP_WITH_STRIDE(m, map_place_as, s, hash);
 }
 
 /* Count a record that was put into an empty slot. */
@@ -244,6 +285,28 @@ static inline void map_count(map_segment *s, uint64_t hash, const uint8_t *slot)
     uint8_t *first = map_bucket(s, map_first(s, hash));
     if (slot < first || slot >= first + MAP_BUCKET_BYTES) map_overflow_add(first, 1);
     s->used++;
+}
+
+/* Copy the records of `s` to parts[0], or to parts[1] where their hash has `bit`. 0: one finds no place. */
+MAP_INLINE int map_take_over_as(const u64_map *m, const map_segment *s, map_segment *const *parts, uint64_t bit,
+                                uint32_t stride, uint32_t per) {
+    for (uint32_t at = 0; at < s->cap; at++) {
+        const uint8_t *p = map_bucket(s, at), *end = p + (size_t)per * stride;
+        for (; p < end; p += stride) {
+            if (!map_tag(p)) continue;
+            uint64_t hash = map_hash(m, load_u64(p));
+            map_segment *to = parts[(hash & bit) != 0];
+            uint8_t *place = map_place_as(m, to, hash, stride, per);
+            if (!place) return 0;
+            memcpy(place, p, stride);
+            map_count(to, hash, place);
+        }
+    }
+    return 1;
+}
+
+static int map_take_over(const u64_map *m, const map_segment *s, map_segment *const *parts, uint64_t bit) {
+    return MAP_WITH_STRIDE(m, map_take_over_as, s, parts, bit);
 }
 
 #endif

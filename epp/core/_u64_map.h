@@ -28,41 +28,61 @@ static void map_free(u64_map *m) {
 
 /* --- growth --------------------------------------------------------------------------------------------- */
 
-/* Copy those records of `s` whose hash has all bits of `mask` as in `bits` to `to`. 0: one finds no place. */
-static int map_take_over(const u64_map *m, map_segment *to, const map_segment *s, uint64_t mask, uint64_t bits) {
-    for (uint32_t at = 0; at < s->cap; at++) {
-        const uint8_t *p = map_bucket(s, at), *end = p + (size_t)m->per * m->stride;
-        for (; p < end; p += m->stride) {
-            if (!map_tag(p)) continue;
-            uint64_t hash = map_hash(m, load_u64(p));
-            if ((hash & mask) != bits) continue;
-            uint8_t *place = map_place(m, to, hash);
-            if (!place) return 0;
-            map_copy(m, place, p);
-            map_count(to, hash, place);
-        }
+/* Fresh segments with the records of `s`: one, or with a `bit` two that part them by it, of at least `cap`
+ * buckets each. -1: out of memory, nothing changed. */
+static int map_make_parts(u64_map *m, const map_segment *s, uint32_t cap, uint64_t bit, map_segment **parts) {
+    for (;; cap = map_next_cap(cap)) {
+        uint32_t depth = s->depth + (bit != 0);
+        parts[0] = map_new_segment(m, cap, depth);
+        parts[1] = bit ? map_new_segment(m, cap, depth) : parts[0];
+        int whole = parts[0] && parts[1];
+        if (whole && map_take_over(m, s, parts, bit)) return 0;
+        map_drop_segment(m, parts[0]);
+        if (bit) map_drop_segment(m, parts[1]);
+        if (!whole) return -1;
     }
-    return 1;
 }
 
-/* A segment with those records, of at least `cap` buckets. NULL: out of memory. */
-static map_segment *map_part_of(u64_map *m, const map_segment *s, uint32_t cap, uint32_t depth, uint64_t mask,
-                                uint64_t bits) {
-    for (;;) {
-        map_segment *part = map_new_segment(m, cap, depth);
-        if (!part || map_take_over(m, part, s, mask, bits)) return part;
-        cap = map_next_cap(part);
-        map_drop_segment(m, part);
+/* Room for `bytes`, the same for all maps: what is in it is lost with the next call. */
+static uint8_t *map_scratch(size_t bytes) {
+    static uint8_t *scratch;
+    static size_t room;
+    if (bytes > room) {
+        uint8_t *more = realloc(scratch, bytes);
+        if (!more) return NULL;
+        scratch = more;
+        room = bytes;
     }
+    return scratch;
+}
+
+/* More buckets for a segment with pages of its own: those it has stay, because pages cost more than copying. */
+static int map_grow_pages(u64_map *m, map_segment *s, uint32_t cap) {
+    size_t bytes = (size_t)s->cap * MAP_BUCKET_BYTES;
+    map_segment before = *s, *const parts[2] = {s, s};
+    before.buckets = map_scratch(bytes);
+    if (!before.buckets) return -1;
+    memcpy(before.buckets, s->buckets, bytes);
+    do {
+        if (map_stretch(m, s, cap)) { /* as it was */
+            (void)map_stretch(m, s, before.cap);
+            memcpy(s->buckets, before.buckets, bytes);
+            s->used = before.used;
+            return -1;
+        }
+        cap = map_next_cap(cap);
+    } while (!map_take_over(m, &before, parts, 0));
+    return 0;
 }
 
 static int map_resize(u64_map *m, map_segment *s, uint32_t cap) {
-    map_segment *bigger = map_part_of(m, s, cap, s->depth, 0, 0);
-    if (!bigger) return -1;
+    if (map_has_pages(s->cap) && cap > s->cap) return map_grow_pages(m, s, cap);
+    map_segment *parts[2];
+    if (map_make_parts(m, s, cap, 0, parts)) return -1;
     map_segment old = *s;
-    *s = *bigger;
-    *bigger = old;
-    map_drop_segment(m, bigger);
+    *s = *parts[0];
+    *parts[0] = old;
+    map_drop_segment(m, parts[0]);
     return 0;
 }
 
@@ -82,17 +102,11 @@ static int map_double_dir(u64_map *m) {
 static int map_split(u64_map *m, map_segment *s, uint64_t hash) {
     if (s->depth == m->depth && map_double_dir(m)) return -1;
     uint64_t bit = (uint64_t)1 << (63 - s->depth);
-    uint32_t cap = map_cap_for(m, s->used / 2 + 1);
-    map_segment *low = map_part_of(m, s, cap, s->depth + 1, bit, 0);
-    map_segment *high = map_part_of(m, s, cap, s->depth + 1, bit, bit);
-    if (!low || !high) {
-        map_drop_segment(m, low);
-        map_drop_segment(m, high);
-        return -1;
-    }
+    map_segment *parts[2];
+    if (map_make_parts(m, s, map_cap_for(m, s->used / 2 + 1), bit, parts)) return -1;
     size_t span = (size_t)1 << (m->depth - s->depth);
     size_t first = map_dir_at(m, hash) & ~(span - 1);
-    for (size_t i = 0; i < span; i++) m->dir[first + i] = i >= span / 2 ? high : low;
+    for (size_t i = 0; i < span; i++) m->dir[first + i] = parts[i >= span / 2];
     map_drop_segment(m, s);
     return 0;
 }
@@ -110,8 +124,7 @@ static inline int map_has_room(const u64_map *m, uint64_t key) {
 
 /* The slot of `key` in one bucket, or NULL. All slots are looked at: the branch that would save some is one
  * that nobody can foresee. An empty slot does not count whatever its key. */
-static inline __attribute__((always_inline)) uint8_t *map_find_in(const uint8_t *bucket, uint64_t key,
-                                                                  uint32_t stride, uint32_t per) {
+MAP_INLINE uint8_t *map_find_in(const uint8_t *bucket, uint64_t key, uint32_t stride, uint32_t per) {
     const uint8_t *found = NULL;
     for (uint32_t k = 0; k < per; k++) {
         const uint8_t *p = bucket + k * stride;
@@ -138,7 +151,7 @@ static inline uint8_t *map_find(const u64_map *m, uint64_t key) {
 
 /* Ask for the first bucket of `key`. Inlined come what may: GCC takes a function that does nothing but
  * prefetch for one without effect, and deletes the calls of it. */
-static inline __attribute__((always_inline)) const uint8_t *map_prefetch(const u64_map *m, uint64_t key) {
+MAP_INLINE const uint8_t *map_prefetch(const u64_map *m, uint64_t key) {
     if (!m->dir) return NULL;
     uint64_t hash = map_hash(m, key);
     const map_segment *s = m->dir[map_dir_at(m, hash)];
@@ -147,16 +160,29 @@ static inline __attribute__((always_inline)) const uint8_t *map_prefetch(const u
     return first;
 }
 
-/* Ask for the second bucket of `key` if the first, which has come meanwhile, does not settle the matter:
- * the key may be in the second, or (`adding`) have to go there. */
-static inline __attribute__((always_inline)) void map_prefetch_second(const u64_map *m, uint64_t key, int adding) {
-    if (!m->dir) return;
+/* Ask for the second bucket of `key` if the first, which has come meanwhile, does not settle the matter: the
+ * key may be in the second, or (`adding`) have to go there. Whether it has to. */
+MAP_INLINE int map_prefetch_second(const u64_map *m, uint64_t key, int adding) {
+    if (!m->dir) return 0;
     uint64_t hash = map_hash(m, key);
     const map_segment *s = m->dir[map_dir_at(m, hash)];
     uint8_t *first = map_bucket(s, map_first(s, hash));
-    if (map_find_bucket(m, first, key)) return;
-    if (map_overflow(first) || (adding && !map_empty_in(m, first)))
-        __builtin_prefetch(map_bucket(s, map_second(s, hash)));
+    if (map_find_bucket(m, first, key)) return 0;
+    int full = adding && !map_empty_in(m, first);
+    if (full || map_overflow(first)) __builtin_prefetch(map_bucket(s, map_second(s, hash)));
+    return full;
+}
+
+/* Ask for the buckets where `map_make_room` looks first for a `key` that has to go to its second bucket, if
+ * that one, which has come meanwhile, is full, too. */
+MAP_INLINE void map_prefetch_ways(const u64_map *m, uint64_t key) {
+    uint64_t hash = map_hash(m, key);
+    const map_segment *s = m->dir[map_dir_at(m, hash)];
+    if (map_empty_in(m, map_bucket(s, map_second(s, hash)))) return;
+    uint32_t first = map_first(s, hash);
+    const uint8_t *slot = map_bucket(s, first);
+    for (uint32_t k = 0; k < m->per; k++, slot += m->stride)
+        __builtin_prefetch(map_bucket(s, map_other(m, s, slot, first)));
 }
 
 /* --- changes -------------------------------------------------------------------------------------------- */
@@ -176,7 +202,7 @@ static uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) {
     while (!p) {
         int failed = (uint64_t)s->cap * m->per >= MAP_SEGMENT_SLOTS && s->depth < MAP_MAX_DEPTH
                          ? map_split(m, s, hash)
-                         : map_resize(m, s, map_next_cap(s));
+                         : map_resize(m, s, map_next_cap(s->cap));
         if (failed) return NULL;
         s = m->dir[map_dir_at(m, hash)];
         p = map_segment_has_room(m, s) ? map_place(m, s, hash) : NULL;

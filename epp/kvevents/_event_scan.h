@@ -57,14 +57,12 @@ static int scan_tokens(scan *s, packed_event *e) {
     const uint8_t *p = s->at, *end = s->end;
     uint32_t i = 0;
     for (; i < count && end - p >= 5; i++) {
-        if (*p < 0x80) {
+        uint32_t wide = (uint32_t)*p - 0xcd; /* 0: two bytes, 1: four; most are, and nobody can foresee which */
+        if (wide < 2) {
+            tokens[i] = scan_be32(p + 1) >> (16 - 16 * wide);
+            p += 3 + 2 * wide;
+        } else if (*p < 0x80) {
             tokens[i] = *p++;
-        } else if (*p == 0xcd) {
-            tokens[i] = (uint32_t)p[1] << 8 | p[2];
-            p += 3;
-        } else if (*p == 0xce) {
-            tokens[i] = scan_be32(p + 1);
-            p += 5;
         } else if (*p == 0xcc) {
             tokens[i] = p[1];
             p += 2;
