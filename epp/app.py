@@ -45,6 +45,7 @@ from epp.settings import (
     ha_mode,
     ledger_file,
     metrics_page,
+    metrics_tls,
     replica_settings,
     server_settings,
     span_exporter,
@@ -301,10 +302,11 @@ class _App:
             ports=self._membership.event_ports,
             config=self._config_json,
         )
+        tls = metrics_tls(arguments)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, arguments.listen_host, arguments.metrics_port).start()
+            await web.TCPSite(runner, arguments.listen_host, arguments.metrics_port, ssl_context=tls).start()
         except OSError as error:
             await runner.cleanup()
             raise ConfigError(

@@ -80,6 +80,14 @@ def _add_serving(epp: argparse.ArgumentParser) -> None:
     epp.add_argument("--grpc-port", type=port, default=9002)
     epp.add_argument("--grpc-health-port", type=port, default=9003)
     epp.add_argument("--metrics-port", type=port, default=9090)
+    epp.add_argument(
+        "--metrics-cert-dir", type=Path, help="TLS on the metrics port: directory of tls.crt and tls.key"
+    )
+    epp.add_argument(
+        "--metrics-client-ca-file",
+        type=Path,
+        help="serve the metrics port only to clients with a certificate of this PEM authority",
+    )
     epp.add_argument("--secure-serving", type=boolean, default=True, metavar="BOOL")
     epp.add_argument("--cert-path", type=Path, help="directory of tls.crt and tls.key; absent: self-signed")
     epp.add_argument("--max-body-bytes", type=body_bytes, default=32 << 20)

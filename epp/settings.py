@@ -23,7 +23,8 @@ from epp.request.trusted_salt import TrustedSalt
 from epp.siblings.client import ClientSettings, SiblingAddress
 from epp.siblings.reader import ReadLimits
 from epp.telemetry.ledger_file import LedgerFile
-from sidecar.tls import client_context
+from sidecar.certificates import CertificateError
+from sidecar.tls import client_context, server_context
 from sidecar.tracing.exporter import SpanExporter
 from sidecar.tracing.settings import TracingError, read_settings
 
@@ -62,6 +63,25 @@ def trusted_salt(arguments: argparse.Namespace) -> TrustedSalt | None:
     if header is None:
         return None
     return TrustedSalt(header, key_files.salt_key(arguments.salt_key_file))
+
+
+def metrics_tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
+    """Of our own metrics port; None: plain HTTP.
+
+    Raises:
+        ConfigError: files that cannot be used, or an authority without a certificate of ours.
+    """
+    directory: Path | None = arguments.metrics_cert_dir
+    authority: Path | None = arguments.metrics_client_ca_file
+    if directory is None:
+        if authority is not None:
+            raise ConfigError("--metrics-client-ca-file needs --metrics-cert-dir")
+        return None
+    try:
+        return server_context(directory, authority)
+    except CertificateError as error:
+        flags = "--metrics-cert-dir" if authority is None else "--metrics-cert-dir, --metrics-client-ca-file"
+        raise ConfigError(f"{flags}: {error}") from error
 
 
 def metrics_page(

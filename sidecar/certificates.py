@@ -1,16 +1,18 @@
-"""Certificate and key of a serving port: mounted and reloaded, or self-signed (the picker's, too).
+"""Certificate and key of a serving port, and the authority of its clients: mounted and reloaded, or
+self-signed (the picker's, too).
 
-A mounted pair that turns bad is reported and the last good one kept; a pair that is bad at start stops
-the start. It knows no TLS library: a pair is PEM.
+What is mounted and turns bad is reported and the last good kept; what is bad at start stops the start. It
+knows no TLS library: everything is PEM.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -25,6 +27,7 @@ _VALID_FOR: Final = dt.timedelta(days=3650)
 _CLOCK_SKEW: Final = dt.timedelta(hours=1)
 
 _Signature = tuple[tuple[int, int, int], ...]
+_T = TypeVar("_T")
 
 
 class CertificateError(ValueError):
@@ -91,36 +94,83 @@ def load(directory: Path) -> KeyPair:
     return pair
 
 
-class MountedCertificate:
-    """A directory that is looked at on every new connection: two `stat` calls."""
+def load_authority(file: Path) -> str:
+    """Read and check a PEM file of one certificate authority or several.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Raises:
+        CertificateError: it is missing or unreadable, or holds no authority.
+    """
+    try:
+        text = file.read_bytes()
+        found = x509.load_pem_x509_certificates(text)
+    except OSError as error:
+        raise CertificateError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise CertificateError(f"{file}: no PEM certificate") from error
+    if not any(map(_is_authority, found)):
+        raise CertificateError(f"{file}: holds no certificate of an authority")
+    return text.decode("ascii", "ignore")  # comments may be anything
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+
+
+class _Mounted(Generic[_T]):
+    """What is read from files that are looked at on every new connection: a `stat` call each."""
+
+    def __init__(self, what: str, files: tuple[Path, ...], read: Callable[[], _T]) -> None:
+        self._what = what
+        self._files = files
+        self._read = read
         self._seen = self._signature()
-        self.pair = load(directory)
+        self.current = read()
 
-    def changed(self) -> KeyPair | None:
-        """The new pair if there is one; None: go on with the last good one."""
+    def changed(self) -> _T | None:
+        """What is new, if anything is; None: go on with the last good."""
         signature = self._signature()
         if signature == self._seen:
             return None
         self._seen = signature
         try:
-            self.pair = load(self._directory)
+            self.current = self._read()
         except CertificateError as error:
-            log.warning("certificate not reloaded, the last good one stays: %s", error)
+            log.warning("%s not reloaded, the last good one stays: %s", self._what, error)
             return None
-        log.info("certificate reloaded from %s", self._directory)
-        return self.pair
+        log.info("%s reloaded from %s", self._what, self._files[0].parent)
+        return self.current
 
     def _signature(self) -> _Signature:
-        """Changes with either file. Kubernetes swaps a symlink: `stat` sees the new inode."""
+        """Changes with any file. Kubernetes swaps a symlink: `stat` sees the new inode."""
         found: list[tuple[int, int, int]] = []
-        for name in (CERTIFICATE_FILE, KEY_FILE):
+        for file in self._files:
             try:
-                stat = (self._directory / name).stat()
+                stat = file.stat()
             except OSError:
                 found.append((0, 0, 0))
             else:
                 found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return tuple(found)
+
+
+class MountedCertificate(_Mounted[KeyPair]):
+    """A directory of `tls.crt` and `tls.key`. Raises CertificateError, as `load` does."""
+
+    def __init__(self, directory: Path) -> None:
+        files = (directory / CERTIFICATE_FILE, directory / KEY_FILE)
+        super().__init__("certificate", files, lambda: load(directory))
+
+    @property
+    def pair(self) -> KeyPair:
+        """The last good one."""
+        return self.current
+
+
+class MountedAuthority(_Mounted[str]):
+    """A PEM file of authorities. Raises CertificateError, as `load_authority` does."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__("authority of clients", (file,), lambda: load_authority(file))

@@ -62,6 +62,7 @@ class SidecarConfig:
     log_level: str
     tracing: TracingSettings | None  # None: off
     metrics_port: int  # 0: off
+    metrics_cert_dir: Path | None  # None: plain HTTP
     ready_fd: int | None
 
     def __repr__(self) -> str:
@@ -144,6 +145,7 @@ def _build(args: argparse.Namespace, env: Mapping[str, str]) -> SidecarConfig:
         log_level=args.zap_log_level,
         tracing=read_settings(env, "kvpull-sidecar") if args.tracing else None,
         metrics_port=args.metrics_port,
+        metrics_cert_dir=args.metrics_cert_dir,
         ready_fd=args.ready_fd,
     )
 
@@ -162,6 +164,8 @@ def _check(config: SidecarConfig) -> None:
         )
     if config.cert_path is not None and not config.secure:
         raise ConfigError("--cert-path needs --secure-proxy")
+    if config.metrics_cert_dir is not None and not config.metrics_port:
+        raise ConfigError("--metrics-cert-dir needs --metrics-port")
     if config.ranks > _MAX_RANKS:
         raise ConfigError(f"--data-parallel-size: {config.ranks} ranks, at most {_MAX_RANKS} a pod")
     if config.only_rank is not None and not 0 <= config.only_rank < config.ranks:

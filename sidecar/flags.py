@@ -96,6 +96,7 @@ def _parser(env: Mapping[str, str]) -> _Parser:
     _add_tls(parser)
     _flag(parser, "--tracing", False, "send spans as the OTEL_* variables say; context is always passed on")
     add("--metrics-port", type=_port0, default=0, help="0: off")
+    add("--metrics-cert-dir", type=Path, default=None, help="TLS there: tls.crt and tls.key, reloaded")
     add("--ready-fd", type=int, default=None, help="write one JSON line there when serving")
     add("--zap-log-level", "--log-level", type=_log_level, default="INFO", help="debug, info, error")
     for name in _UNSUPPORTED:

@@ -163,7 +163,9 @@ class Sidecar:
         runner = web.AppRunner(metrics_app(self.telemetry), access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self._config.listen_host, self._config.metrics_port).start()
+        config = self._config
+        tls = None if config.metrics_cert_dir is None else server_context(config.metrics_cert_dir)
+        await web.TCPSite(runner, config.listen_host, config.metrics_port, ssl_context=tls).start()
 
     # --- views of the configuration --------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""TLS contexts of both sides of the proxy.
+"""TLS contexts of both sides of the proxy, and of metrics pages.
 
-The serving side takes a new certificate from its directory without a restart: whoever connects next
+The listening side takes a new certificate from its directory without a restart: whoever connects next
 gets it, open connections go on. The client side verifies with the system's roots (SSL_CERT_FILE and
 SSL_CERT_DIR are honoured) unless told not to. TLS 1.2 is the least; HTTP/1.1 is the only protocol offered.
 """
@@ -13,15 +13,18 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from sidecar.certificates import KeyPair, MountedCertificate, self_signed
+from sidecar.certificates import KeyPair, MountedAuthority, MountedCertificate, self_signed
 
 log = logging.getLogger(__name__)
 
 _ALPN: Final = ["http/1.1"]
 
 
-def server_context(cert_path: Path | None) -> ssl.SSLContext:
-    """For the serving port: from a mounted directory, or self-signed where there is none.
+def server_context(cert_path: Path | None, client_ca_file: Path | None = None) -> ssl.SSLContext:
+    """For a port that is listened on: from a mounted directory, or self-signed where there is none.
+
+    With `client_ca_file` only clients with a certificate of such an authority are served, over TLS 1.3
+    and without resumption: a session of before would get past an authority that has changed.
 
     Raises:
         CertificateError: what is mounted cannot be used.
@@ -29,14 +32,15 @@ def server_context(cert_path: Path | None) -> ssl.SSLContext:
     if cert_path is None:
         return _context(self_signed())
     mounted = MountedCertificate(cert_path)
-    outer = _context(mounted.pair)
+    clients = None if client_ca_file is None else MountedAuthority(client_ca_file)
+    outer = _context(mounted.pair, clients.current if clients else None)
     current = outer
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context_: ssl.SSLContext) -> None:
         nonlocal current
-        pair = mounted.changed()
-        if pair is not None:
-            current = _context(pair)
+        fresh = [source.changed() for source in (mounted, clients) if source is not None]
+        if any(fresh):
+            current = _context(mounted.pair, clients.current if clients else None)
         connection.context = current
 
     outer.sni_callback = choose  # asked for every handshake, named or not
@@ -87,9 +91,14 @@ def client_context(*, verify: bool) -> ssl.SSLContext:
     return context
 
 
-def _context(pair: KeyPair) -> ssl.SSLContext:
+def _context(pair: KeyPair, client_authority: str | None = None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if client_authority is not None:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=client_authority)
     context.set_alpn_protocols(_ALPN)
     # the library reads files only; this one has no name and never reaches a disk
     descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)

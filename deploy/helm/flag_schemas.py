@@ -15,14 +15,16 @@ from sidecar import flags as sidecar_flags
 # set by other values, or without meaning in a pod
 _EPP_SET: Final = """
 config-file config-text pool-name pool-namespace pool-group endpoint-selector endpoint-target-ports
-thresholds-configmap tokenizer grpc-port grpc-health-port metrics-port debug-token-file routing-key-file
+thresholds-configmap tokenizer grpc-port grpc-health-port metrics-port metrics-cert-dir metrics-client-ca-file
+debug-token-file routing-key-file
 salt-key-file secure-serving cert-path snapshot-port sibling sibling-tls-path sibling-server-name
 snapshot-timeout drain-timeout lame-duck log-level objectives-group ha-mode ha-lease-name tracing help
 ready-fd
 """
 _SIDECAR_SET: Final = """
 port model-server-port vllm-port data-parallel-size kv-connector enable-p2p-pull p2p-connector-port
-inference-pool pool-group enable-ssrf-protection routing-key-file secure-proxy metrics-port tracing
+inference-pool pool-group enable-ssrf-protection routing-key-file secure-proxy metrics-port
+metrics-cert-dir tracing
 pod-ip rank help ready-fd configuration configuration-file
 """
 EPP_SET: Final = frozenset(_EPP_SET.split())

@@ -9,6 +9,7 @@ import argparse
 import http.client
 import json
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from epp.core.errors import ConfigError
+from sidecar.certificates import CERTIFICATE_FILE, KEY_FILE, CertificateError, load
+from sidecar.tls import client_context
 
 DEFAULT_URL: Final = "http://127.0.0.1:9090"
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -48,7 +51,8 @@ def ask_all(arguments: argparse.Namespace, path: str) -> Iterator[Answer]:
     """
     token = read_token(arguments.token_file)
     urls = picker_urls(arguments.url)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    https = urllib.request.HTTPSHandler(context=tls_context(arguments))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect, https)
     for url in urls:
         request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
         yield _ask(opener, request, url, arguments.timeout)
@@ -66,6 +70,9 @@ def _ask(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(url, fault=None if error.code == 404 else _status(error.code))
+    except http.client.RemoteDisconnected as error:
+        hint = "; does it want a client certificate (--client-cert-dir)?" if url.startswith("https:") else ""
+        return Answer(url, fault=f"{error}{hint}")
     except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", None) or error
         return Answer(url, fault=str(reason) or type(error).__name__)
@@ -75,6 +82,32 @@ def _status(code: int) -> str:
     if code == 401:
         return "401: the token is wrong, or the picker runs without --debug-token-file"
     return f"status {code}"
+
+
+def tls_context(arguments: argparse.Namespace) -> ssl.SSLContext:
+    """For pickers behind https: verified by the system's authorities and `--ca-file`; what is in
+    `--client-cert-dir` is shown where a picker wants it.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    context = client_context(verify=True)
+    authority: Path | None = arguments.ca_file
+    directory: Path | None = arguments.client_cert_dir
+    if authority is not None:
+        try:
+            context.load_verify_locations(authority)
+        except ssl.SSLError as error:
+            raise ConfigError(f"--ca-file {authority}: no PEM certificate") from error
+        except OSError as error:
+            raise ConfigError(f"--ca-file {authority}: {error.strerror}") from error
+    if directory is not None:
+        try:
+            load(directory)
+        except CertificateError as error:
+            raise ConfigError(f"--client-cert-dir: {error}") from error
+        context.load_cert_chain(directory / CERTIFICATE_FILE, directory / KEY_FILE)
+    return context
 
 
 def picker_urls(given: Sequence[str] | None) -> list[str]:

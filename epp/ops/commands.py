@@ -71,6 +71,12 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
         help="metrics port of a picker, repeatable: one for each replica (http://127.0.0.1:9090)",
     )
     parser.add_argument("--token-file", type=Path, required=True, help="bearer token of /debug/kvpull")
+    parser.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="PEM authority of https pickers, besides the system's"
+    )
+    parser.add_argument(
+        "--client-cert-dir", type=Path, metavar="DIR", help="tls.crt and tls.key, where a picker asks for one"
+    )
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one picker")
     parser.add_argument("--json", action="store_true", help="the answer as it came")
 
@@ -81,6 +87,12 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--gateway", metavar="URL", help="sends a prompt through it, twice")
     doctor.add_argument(
         "--sidecar-metrics-port", type=int, metavar="PORT", help="of the sidecars (--metrics-port)"
+    )
+    doctor.add_argument(
+        "--sidecar-metrics-scheme",
+        choices=("http", "https"),
+        default="http",
+        help="https: not verified, since pods are asked by address; nothing secret is sent",
     )
     doctor.add_argument(
         "--routing-key-file", type=Path, help="signs the doctor's source headers, where sidecars want that"

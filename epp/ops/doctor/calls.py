@@ -54,8 +54,8 @@ class Caller:
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(at_once)
 
-    async def get(self, url: str, headers: Mapping[str, str] | None = None) -> Reply:
-        return await self._call("GET", url, None, headers, self._timeout_s)
+    async def get(self, url: str, headers: Mapping[str, str] | None = None, *, verify: bool = True) -> Reply:
+        return await self._call("GET", url, None, headers, self._timeout_s, verify=verify)
 
     async def post(
         self,
@@ -68,7 +68,14 @@ class Caller:
         return await self._call("POST", url, body, headers, timeout_s or self._timeout_s)
 
     async def _call(
-        self, method: str, url: str, body: Any, headers: Mapping[str, str] | None, timeout_s: float
+        self,
+        method: str,
+        url: str,
+        body: Any,
+        headers: Mapping[str, str] | None,
+        timeout_s: float,
+        *,
+        verify: bool = True,
     ) -> Reply:
         async with self._room:
             asked_s = time.time()
@@ -76,7 +83,7 @@ class Caller:
                 async with (
                     asyncio.timeout(timeout_s),
                     self._session.request(
-                        method, url, json=body, headers=headers, allow_redirects=False
+                        method, url, json=body, headers=headers, allow_redirects=False, ssl=verify
                     ) as answer,
                 ):
                     raw = await answer.content.read(MAX_ANSWER_BYTES)

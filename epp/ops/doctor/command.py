@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 
 from epp.core.errors import ConfigError
-from epp.ops.asking import base_url, picker_urls, read_token
+from epp.ops.asking import base_url, picker_urls, read_token, tls_context
 from epp.ops.doctor.calls import Caller
 from epp.ops.doctor.examine import examine, has_fault
 from epp.ops.doctor.facts import Facts
@@ -27,10 +29,12 @@ def doctor(arguments: argparse.Namespace) -> int:
         token=read_token(arguments.token_file),
         sidecar_metrics_port=arguments.sidecar_metrics_port,
         model=arguments.model,
+        sidecar_metrics_scheme=arguments.sidecar_metrics_scheme,
     )
+    tls = tls_context(arguments)
     gateway = None if arguments.gateway is None else base_url(arguments.gateway, "--gateway")
     key = _routing_key(arguments.routing_key_file)
-    facts = asyncio.run(_gather(arguments, asking, gateway, key))
+    facts = asyncio.run(_gather(arguments, asking, gateway, key, tls))
     checks = examine(facts)
     print(as_json(checks) if arguments.json else "\n".join(lines(checks)))
     if all(picker.fault is not None for picker in facts.pickers):
@@ -40,9 +44,13 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _gather(
-    arguments: argparse.Namespace, asking: Asking, gateway: str | None, key: bytes | None
+    arguments: argparse.Namespace,
+    asking: Asking,
+    gateway: str | None,
+    key: bytes | None,
+    tls: ssl.SSLContext,
 ) -> Facts:
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
         caller = Caller(session, timeout_s=arguments.timeout)
         shm = gather_shm()
@@ -54,7 +62,7 @@ async def _gather(
         if arguments.passive or not engines:
             return Facts(pickers, engines, shm=shm, probed=facts.probed)
         answering = [picker.url for picker in pickers if picker.fault is None]
-        asked = Asking(answering, asking.token, asking.sidecar_metrics_port, asking.model)
+        asked = replace(asking, urls=answering)
         prober = Prober(
             caller, asked, facts.endpoints, engines, key, arguments.request_timeout, arguments.settle
         )

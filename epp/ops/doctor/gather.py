@@ -30,6 +30,7 @@ class Asking:
     token: str
     sidecar_metrics_port: int | None = None
     model: str | None = None
+    sidecar_metrics_scheme: str = "http"  # https: not verified, since pods are asked by address
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -140,7 +141,8 @@ async def sidecar_page(caller: Caller, asking: Asking, row: Listed) -> tuple[Pag
     if asking.sidecar_metrics_port is None:
         return None
     host = f"[{row.host}]" if ":" in row.host else row.host
-    reply = await caller.get(f"http://{host}:{asking.sidecar_metrics_port}/metrics")
+    url = f"{asking.sidecar_metrics_scheme}://{host}:{asking.sidecar_metrics_port}/metrics"
+    reply = await caller.get(url, verify=False)
     return (Page(reply.text), reply) if reply.good else None
 
 

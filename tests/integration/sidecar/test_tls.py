@@ -84,10 +84,10 @@ def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.Ce
     )
 
 
-async def _serial(rig: Rig, context: ssl.SSLContext) -> int:
+async def _serial(rig: Rig, context: ssl.SSLContext, port: int = PORT) -> int:
     """Of the certificate that a new connection is shown; the handshake verifies it."""
     async with asyncio.timeout(WAIT_S):
-        _, writer = await asyncio.open_connection(rig.host, PORT, ssl=context, server_hostname=rig.host)
+        _, writer = await asyncio.open_connection(rig.host, port, ssl=context, server_hostname=rig.host)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
         await writer.wait_closed()
@@ -247,3 +247,25 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
             assert await reader.read() == b""
         writer.close()
         assert engine.received == []
+
+
+async def test_the_metrics_port_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+    """Reloaded. Plain HTTP and whoever does not trust it get nothing; the serving port stays as it was."""
+    authority, mounted, host = Authority.create(tmp_path), tmp_path / "mounted", own_host()
+    first = authority.issue(mounted, host)
+    flags = ("--metrics-port", str(PORT + 1), "--metrics-cert-dir", str(mounted))
+    address, context = f"{host}:{PORT + 1}", authority.trusting()
+    async with (
+        recording_engine(own_host()) as engine,
+        running(tmp_path, engine, *flags, host=host) as rig,
+        rig.session.get(f"https://{address}/metrics", ssl=context) as page,
+    ):
+        assert "kvpull_sidecar_active_requests 0.0" in await page.text()
+        assert (await rig.post(COMPLETIONS, {"a": 1})).json == {"a": 1}
+        assert await _serial(rig, context, PORT + 1) == first
+        second = authority.issue(mounted, host)
+        assert await _serial(rig, context, PORT + 1) == second
+        with pytest.raises(aiohttp.ClientSSLError):
+            await rig.session.get(f"https://{address}/metrics")
+        with pytest.raises(aiohttp.ClientError):
+            await rig.session.get(f"http://{address}/metrics")

@@ -77,7 +77,10 @@ def test_the_sidecar_takes_its_arguments(case: str, key: Path) -> None:
 def test_doctor_and_calibration_take_their_arguments() -> None:
     manifests = chart.render(chart.case("everything"))
     doctor = parser().parse_args(chart.container(manifests, "doctor")["args"])
-    assert doctor.url == ["http://kv-epp-siblings.llm.svc.cluster.local:9090"], "every replica is asked"
+    assert doctor.url == ["https://kv-epp-siblings.llm.svc.cluster.local:9090"]
+    several = chart.container(chart.minimal({"router": {"epp": {"replicas": 2}}}), "doctor")["args"]
+    every = ["http://kv-epp-siblings.llm.svc.cluster.local:9090"]
+    assert parser().parse_args(several).url == every, "every replica is asked"
     alone = chart.container(chart.render(chart.case("minimal")), "doctor")["args"]
     assert parser().parse_args(alone).url == ["http://kv-epp.llm.svc.cluster.local:9090"]
     assert (doctor.gateway, doctor.sidecar_metrics_port, doctor.passive) == (

@@ -132,11 +132,19 @@ def mounted(manifests: list[Manifest]) -> set[str]:
     return found
 
 
+# Secrets that a values file names, and its user makes
+GIVEN = {
+    "attach": {"picker-tls"},
+    "standalone": {"tokenizer"},
+    "everything": {"picker-metrics", "monitors", "sidecar-metrics", "doctor-tls"},
+}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_pods_mount_is_made_or_is_said_to_exist(case: str) -> None:
     manifests = chart.render(chart.case(case))
     made = {m["metadata"]["name"] for m in manifests if m["kind"] in ("Secret", "ConfigMap")}
-    given = {"attach": {"picker-tls"}, "standalone": {"tokenizer"}}.get(case, set())
+    given = GIVEN.get(case, set())
     assert mounted(manifests) - made == given
     for _, spec in chart.pods(manifests):
         volumes = {volume["name"] for volume in spec.get("volumes", [])}
@@ -172,7 +180,7 @@ def test_secrets_are_mounted_key_by_key() -> None:
     assert "peer-key" not in str(deployment)
     engine = chart.find(manifests, "Deployment", "kv-engine")["spec"]["template"]["spec"]
     sidecar = next(c for c in engine["initContainers"])
-    assert [m["name"] for m in sidecar["volumeMounts"]] == ["keys"]  # not the peer key
+    assert [m["name"] for m in sidecar["volumeMounts"]] == ["keys", "metrics-tls"]  # not the peer key
     keys = next(v["secret"] for v in engine["volumes"] if v["name"] == "keys")
     assert [item["key"] for item in keys["items"]] == ["routing-key"]
 

@@ -31,7 +31,8 @@ def test_monitors_scrape_ports_that_exist() -> None:
     manifests = chart.render(chart.case("everything"))
     service = chart.find(manifests, "ServiceMonitor")
     assert service["metadata"]["labels"]["release"] == "prometheus"
-    assert service["spec"]["endpoints"] == [{"port": "http-metrics", "path": "/metrics", "interval": "10s"}]
+    (page,) = service["spec"]["endpoints"]
+    assert (page["port"], page["path"], page["interval"]) == ("http-metrics", "/metrics", "10s")
     selected = [
         (found["metadata"]["name"], port["name"])
         for found in manifests
@@ -46,6 +47,54 @@ def test_monitors_scrape_ports_that_exist() -> None:
     assert scraped == {"engine-http", "sidecar-metrics"} <= port_names(manifests, "-engine")
     labels = chart.find(manifests, "Deployment", "-engine")["spec"]["template"]["metadata"]["labels"]
     assert pod["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_metrics_behind_tls_are_asked_for_by_tls() -> None:
+    """By everybody: monitors, the kubelet and the doctor. Without the values nothing of it is rendered."""
+    manifests = chart.render(chart.case("everything"))
+    tls = {
+        "scheme": "https",
+        "tlsConfig": {"serverName": "kv-epp", "ca": {"secret": {"name": "picker-ca", "key": "ca.crt"}}},
+    }
+    (page,) = chart.find(manifests, "ServiceMonitor")["spec"]["endpoints"]
+    assert page.items() >= tls.items()
+    engine, sidecar = chart.find(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (sidecar.items() >= tls.items(), "scheme" in engine) == (True, False)
+    assert chart.container(manifests, "sidecar")["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    assert {
+        "picker": asked_for(manifests, "epp", "picker-metrics", "monitors"),
+        "sidecar": asked_for(manifests, "sidecar", "sidecar-metrics"),
+        "doctor": asked_for(manifests, "doctor", "doctor-tls"),
+    } == {
+        "picker": {
+            "--metrics-cert-dir=/etc/kvpull/metrics-tls",
+            "--metrics-client-ca-file=/etc/kvpull/metrics-clients/ca.crt",
+        },
+        "sidecar": {"--metrics-cert-dir=/etc/kvpull/metrics-tls"},
+        "doctor": {
+            "--url=https://kv-epp-siblings.llm.svc.cluster.local:9090",
+            "--ca-file=/etc/kvpull/tls/ca.crt",
+            "--client-cert-dir=/etc/kvpull/tls",
+            "--sidecar-metrics-scheme=https",
+        },
+    }
+    plain = str([m for m in chart.render(chart.case("minimal")) if m["kind"] != "ConfigMap"])
+    assert not re.search("metrics-cert|metrics-client|https|metrics-tls", plain)
+
+
+def asked_for(manifests: list[Manifest], container: str, *secrets: str) -> set[str]:
+    """Arguments that are about TLS on metrics; each names a file in a volume of one of these Secrets."""
+    name, spec = next(
+        (name, spec) for name, spec in chart.pods(manifests) if container in str(chart.containers(spec))
+    )
+    found = chart.container(manifests, container)
+    mounts = {mount["name"]: mount["mountPath"] for mount in found["volumeMounts"]}
+    for secret in secrets:
+        (volume,) = (v for v in spec["volumes"] if v.get("secret", {}).get("secretName") == secret)
+        path = mounts[volume["name"]]
+        assert any(path in argument for argument in found["args"]), (name, path)
+    terms = ("metrics-c", "https", "--ca-file", "--client-cert")
+    return {a for a in found["args"] if any(term in a for term in terms) and "model-server" not in a}
 
 
 def test_managed_prometheus_has_kinds_of_its_own() -> None:

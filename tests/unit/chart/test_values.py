@@ -85,6 +85,8 @@ def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
         ({"router": {"modelServers": {"matchLabels": {}}}}, "give the labels of the engines' pods"),
         ({"router": {"tokenizer": {"enabled": True}}}, "name the model that the tokenizer loads"),
         ({"router": {"epp": {"certSecret": "x", "secureServing": False}}}, "certSecret needs"),
+        ({"router": {"epp": {"metricsTls": {"clientCaSecret": "x"}}}}, "clientCaSecret needs"),
+        ({"router": {"epp": {"metricsTls": {"certSecret": "x"}}}}, "doctor.tlsSecret has to say"),
         ({"router": {"epp": {"lameDuckSeconds": 200}}}, "lameDuckSeconds is part of drainTimeoutSeconds"),
         ({"router": {"epp": {"autoscaling": {"minReplicas": 9}}}}, "minReplicas is above maxReplicas"),
         ({"router": {"epp": {"haMode": "active-passive", "autoscaling": {"enabled": True}}}}, "only one"),

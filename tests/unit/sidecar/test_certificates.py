@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from sidecar import certificates as tls
 
@@ -61,3 +63,34 @@ def test_a_changed_pair_is_seen_and_a_bad_one_is_not_used(
     put(tmp_path, second)
     assert mounted.changed() == second
     assert mounted.changed() is None
+
+
+def test_an_authority_is_checked_and_the_last_good_one_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "ca.crt"
+    for content, fault in ((None, "No such file"), (b"nonsense", "no PEM certificate")):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(tls.CertificateError, match=rf"ca\.crt: {fault}"):
+            tls.load_authority(file)
+    first, second = tls.self_signed().certificate, tls.self_signed().certificate
+    file.write_bytes("# Grüße\n".encode() + first)
+    mounted = tls.MountedAuthority(file)
+    assert mounted.current.encode().endswith(first)
+    file.write_bytes(b"nonsense")
+    assert (mounted.changed(), mounted.changed()) == (None, None)  # reported once
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    file.write_bytes(second)
+    assert mounted.changed() == second.decode()
+
+
+def test_a_leaf_is_no_authority(tmp_path: Path) -> None:
+    """Nobody would be served, and nothing would say why."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([]), dt.datetime.now(dt.UTC)
+    leaf = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + dt.timedelta(days=1))
+    pem = leaf.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (tmp_path / "leaf.crt").write_bytes(pem)
+    with pytest.raises(tls.CertificateError, match=r"leaf\.crt: holds no certificate of an authority"):
+        tls.load_authority(tmp_path / "leaf.crt")

@@ -118,6 +118,7 @@ def test_the_ranks_this_process_serves() -> None:
         (("--kv-connector", "offloading", "--enable-p2p-pull"), "--enable-p2p-pull is for"),
         (("--inference-pool", "ns/pool"), "--endpoints-file and --inference-pool exclude each other"),
         (("--secure-proxy=false", "--cert-path", "d"), "--cert-path needs --secure-proxy"),
+        (("--metrics-cert-dir", "d"), "--metrics-cert-dir needs --metrics-port"),
         (("--app-protocol", "kubernetes.io/h2c"), "speaks HTTP/1.1 only"),
         (("--enable-tls", "prefiller,encoder"), "'encoder': encoder disaggregation is not supported"),
         (("--tls-insecure-skip-verify=all",), "'all': unknown, use prefiller or decoder"),

@@ -52,6 +52,9 @@ args:
 # pickers scrape engines through this port over HTTP/1.1
 - --secure-proxy=false
 - --metrics-port={{ int $sidecar.metricsPort }}
+{{- if $sidecar.metricsCertSecret }}
+- --metrics-cert-dir=/etc/kvpull/metrics-tls
+{{- end }}
 - --tracing={{ .Values.router.tracing.enabled }}
 {{- include "kvpull.flags" $sidecar.flags }}
 env:
@@ -72,7 +75,7 @@ readinessProbe:
   timeoutSeconds: 5
   failureThreshold: 3
 livenessProbe:
-  httpGet: {path: /metrics, port: sidecar-metrics}
+  httpGet: {path: /metrics, port: sidecar-metrics{{ if $sidecar.metricsCertSecret }}, scheme: HTTPS{{ end }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
@@ -87,6 +90,9 @@ securityContext:
   runAsUser: 65532
 volumeMounts:
 - {name: keys, mountPath: /etc/kvpull/keys, readOnly: true}
+{{- if $sidecar.metricsCertSecret }}
+- {name: metrics-tls, mountPath: /etc/kvpull/metrics-tls, readOnly: true}
+{{- end }}
 {{- end -}}
 
 {{- define "kvpull.engineContainer" -}}

@@ -20,6 +20,12 @@
 - --grpc-port={{ int $epp.extProcPort }}
 - --grpc-health-port={{ int $epp.grpcHealthPort }}
 - --metrics-port={{ int $epp.metricsPort }}
+{{- if $epp.metricsTls.certSecret }}
+- --metrics-cert-dir=/etc/kvpull/metrics-tls
+{{- end }}
+{{- if $epp.metricsTls.clientCaSecret }}
+- --metrics-client-ca-file=/etc/kvpull/metrics-clients/ca.crt
+{{- end }}
 - --debug-token-file=/etc/kvpull/keys/debug-token
 - --routing-key-file=/etc/kvpull/keys/routing-key
 {{- if .Values.keys.saltKey }}
@@ -114,6 +120,12 @@ volumeMounts:
 {{- if $epp.certSecret }}
 - {name: tls, mountPath: /etc/kvpull/tls, readOnly: true}
 {{- end }}
+{{- if $epp.metricsTls.certSecret }}
+- {name: metrics-tls, mountPath: /etc/kvpull/metrics-tls, readOnly: true}
+{{- end }}
+{{- if $epp.metricsTls.clientCaSecret }}
+- {name: metrics-clients, mountPath: /etc/kvpull/metrics-clients, readOnly: true}
+{{- end }}
 {{- if include "kvpull.snapshots" . }}
 - {name: siblings, mountPath: /etc/kvpull/siblings, readOnly: true}
 {{- end }}
@@ -176,6 +188,14 @@ volumeMounts:
 {{- with .Values.router.epp.certSecret }}
 - name: tls
   secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.router.epp.metricsTls.certSecret }}
+- name: metrics-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.router.epp.metricsTls.clientCaSecret }}
+- name: metrics-clients
+  secret: {secretName: {{ . }}, defaultMode: 0440, items: [{key: ca.crt, path: ca.crt}]}
 {{- end }}
 {{- if include "kvpull.snapshots" . }}
 - name: siblings

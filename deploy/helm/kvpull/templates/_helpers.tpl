@@ -168,6 +168,12 @@ vllm: {pool: true}
 {{- if and $router.epp.certSecret (not $router.epp.secureServing) -}}
 {{- fail "router.epp.certSecret needs router.epp.secureServing" -}}
 {{- end -}}
+{{- if and $router.epp.metricsTls.clientCaSecret (not $router.epp.metricsTls.certSecret) -}}
+{{- fail "router.epp.metricsTls.clientCaSecret needs router.epp.metricsTls.certSecret" -}}
+{{- end -}}
+{{- if and $router.epp.metricsTls.certSecret (not .Values.doctor.tlsSecret) -}}
+{{- fail "router.epp.metricsTls.certSecret: doctor.tlsSecret has to say by which authority the doctor knows the pickers" -}}
+{{- end -}}
 {{- if gt (int $router.epp.lameDuckSeconds) (int $router.epp.drainTimeoutSeconds) -}}
 {{- fail "router.epp.lameDuckSeconds is part of drainTimeoutSeconds and cannot be longer" -}}
 {{- end -}}
