@@ -243,6 +243,10 @@ class SimulatedEngine:
         contexts = [p.start for p in portions if not p.is_prefill]
         return self.profile.timing.step_ms(prefills, contexts) * 1e-3
 
+    def share_s(self, tokens: float) -> float:
+        """Time for this device's share of the experts of other ranks' prefilled tokens."""
+        return tokens * self.profile.timing.shared_token_us * 1e-6
+
     def complete(self, portions: list[Portion[EngineRequest]], count: int, took_s: float) -> None:
         """Mutates: `count` steps of these portions are computed."""
         self.busy_s += took_s

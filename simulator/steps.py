@@ -2,7 +2,9 @@
 
 Expert-parallel ranks exchange tokens in every layer, so a step of the instance takes as long as its slowest
 rank's, and a rank that has nothing to do steps along (vLLM 0.32 `DPEngineCoreProc`: dummy batches until no
-rank has work). Runs of equal decode steps are done at once and cut short when something comes in between.
+rank has work). Each device also computes its share of the experts for the tokens of all others.
+
+Runs of equal decode steps are done at once and cut short when something comes in between.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ class Rank(Protocol):
 
     def step_s(self, portions: Portions, count: int = 1) -> float: ...
 
+    def share_s(self, tokens: float) -> float:
+        """Of the experts for so many prefilled tokens of other ranks."""
+        ...
+
     def complete(self, portions: Portions, count: int, took_s: float) -> None:
         """Mutates: `count` such steps have been computed; they took `took_s` in all."""
         ...
@@ -40,12 +46,23 @@ class _Step:
 
     began_s: float
     parts: list[tuple[Rank, Portions]]
+    ranks: int  # of the instance, those without work included
     count: int
     version: int = 0
 
     def seconds(self, count: int) -> float:
-        """Of `count` steps: the slowest rank's."""
-        return max([rank.step_s(portions, count) for rank, portions in self.parts])
+        """Of `count` steps: the slowest rank's, its share of the others' tokens included."""
+        if len(self.parts) == 1:
+            (rank, portions), *_ = self.parts
+            return rank.step_s(portions, count)
+        own = [_prefilled(portions) for _, portions in self.parts]
+        total = sum(own)
+        return max(
+            [
+                rank.step_s(portions, count) + rank.share_s((total - mine) / self.ranks)
+                for (rank, portions), mine in zip(self.parts, own, strict=True)
+            ]
+        )
 
 
 class Stepper:
@@ -89,7 +106,7 @@ class Stepper:
         parts = [(rank, portions) for rank in self._ranks if (portions := rank.plan())]
         self._changing = False
         if parts:
-            self._step = _Step(self._timeline.now_s, parts, _steps_ahead(parts))
+            self._step = _Step(self._timeline.now_s, parts, len(self._ranks), _steps_ahead(parts))
             self._schedule(self._step)
         elif self._woken:
             self._next()
@@ -108,6 +125,10 @@ class Stepper:
         for rank, portions in step.parts:
             rank.complete(portions, step.count, took_s)
         self._next()
+
+
+def _prefilled(portions: Portions) -> int:
+    return sum([p.stop - p.start for p in portions if p.is_prefill])
 
 
 def _steps_ahead(parts: Sequence[tuple[Rank, Portions]]) -> int:

@@ -32,6 +32,10 @@ class EngineTiming:
     A mixture of experts also reads, in every decode step, the experts that its sequences chose: each of
     `experts` (in all layers together) takes `expert_ms`, and `n` sequences that choose `experts_per_token`
     each need `experts * (1 - (1 - experts_per_token / experts) ** n)` of them. Prefill reads all anyway.
+
+    Of an expert-parallel instance, each rank's device computes a share of the experts for all ranks: a
+    prefilled token of another rank costs it `shared_token_us` over the number of ranks (`token_us` is of a
+    rank whose peers are idle).
     """
 
     chunk_tokens: int  # token budget of a step: the longest prefill chunk
@@ -44,6 +48,7 @@ class EngineTiming:
     expert_ms: float = 0.0
     experts: int = 0
     experts_per_token: int = 0
+    shared_token_us: float = 0.0
 
     def decode_fixed_ms(self, sequences: int) -> float:
         """Cost of a decode step that does not depend on contexts."""
@@ -104,6 +109,7 @@ PRESETS = {
         decode_step_ms=20.0,  # not published: chosen
         decode_sequence_ms=0.5,  # not published: chosen
         decode_context_ns=24.1,  # 92.6 KB a token at 80% of 4.8 TB/s
+        shared_token_us=45.3,  # 5,541 tokens/s a rank where all prefill, 7,400 alone
     ),
     "llama-3.1-8b": EngineTiming(
         chunk_tokens=8192,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,20 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     whole_s = chunk_s(8_192) + chunk_s(8_192, 8_192) + chunk_s(8_192, 16_384)
     assert busy.ttft_s == pytest.approx(whole_s)
     assert both.first_token_s == pytest.approx(10.0 + whole_s)
+
+
+def test_a_device_computes_its_share_of_the_experts_for_all_ranks() -> None:
+    sharing = replace(PROFILE, timing=replace(TIMING, shared_token_us=40.0))
+    for ranks, extra_s in ((4, 3 * 8_192 * 40e-6 / 4), (1, 0.0)):
+        four = fleet(engines=4, ranks_per_instance=ranks)
+        for engine in engines(four):
+            engine.profile = sharing
+        first = send(four, 0, 1, 8_192 * 2, 1, 0.0)
+        others = [send(four, rank, 1 + rank, 8_192, 1, 0.1) for rank in (1, 2, 3)]
+        four.run()
+        assert first.ttft_s == pytest.approx(chunk_s(8_192) + chunk_s(8_192, 8_192) + extra_s)
+        if ranks == 4:  # beside the slowest rank
+            assert {r.first_token_s for r in others} == {first.first_token_s}
 
 
 def test_engines_of_their_own_do_not_wait_for_each_other() -> None:
