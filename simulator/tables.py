@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator.calibration import load_model, model_names
-from simulator.crossover import CrossoverRow, crossover_table
+from simulator.calibration import CalibratedModel, load_model, model_names
+from simulator.crossover import CrossoverRow, crossover_table, decode_table
 from simulator.experiment import (
     NEWCOMER,
     Experiment,
@@ -116,7 +116,7 @@ def crossovers() -> dict[str, list[CrossoverRow]]:
 
 
 def _write_crossovers(out: Path) -> list[Path]:
-    lines = ["# Crossover (fitted: these tables are what the model was calibrated with)", ""]
+    lines = ["# Crossover and decode (fitted: these tables are what the models were calibrated with)", ""]
     plots = []
     for name, rows in crossovers().items():
         model = load_model(name)
@@ -129,6 +129,7 @@ def _write_crossovers(out: Path) -> list[Path]:
             f"| {r.pull_error:+.1%} |"
             for r in rows
         ]
+        lines += _decode_lines(model)
         lines += ["", "| parameter | value | origin | source |", "|---|---|---|---|"]
         lines += [f"| {v.name} | {v.value:.5g} | {v.origin} | {v.source} |" for v in model.values]
         lines += [""]
@@ -146,6 +147,22 @@ def _write_crossovers(out: Path) -> list[Path]:
     page = out / "crossover.md"
     page.write_text("\n".join(lines))
     return [page, *plots]
+
+
+def _decode_lines(model: CalibratedModel) -> list[str]:
+    rows = decode_table(model)
+    if not rows:
+        return []
+    lines = ["", f"Decode, source: {model.decode_source}.", ""]
+    lines += [
+        "| streams | context, tokens | ms a token, published | fit | error | with the published stack |"
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    return lines + [
+        f"| {r.streams} | {r.context_tokens:,} | {r.published_ms:.2f} | {r.alone_ms:.2f} | {r.error:+.0%} "
+        f"| {r.simulated_ms:.2f} |"
+        for r in rows
+    ]
 
 
 # --- fleets -------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from simulator.calibration import (
     load_model,
     model_names,
 )
-from simulator.crossover import crossover_table
+from simulator.crossover import crossover_table, decode_table
 
 FITTED_MODELS = [name for name in model_names() if load_model(name).points]
 
@@ -65,11 +65,11 @@ def test_an_unknown_model_names_the_known_ones() -> None:
 def test_decode_follows_the_table_of_one_endpoint_and_the_lone_stream_of_the_published_stack() -> None:
     model = load_model("gpt-oss-120b")
     timing, by_name = model.profile.timing, {v.name: v for v in model.values}
-    assert len(model.decode_points) == 15
-    for point in model.decode_points:
-        contexts = [point.context_tokens] * point.streams
-        alone_ms = timing.step_ms((), contexts) - by_name[STACK].value
-        assert alone_ms == pytest.approx(point.token_ms, rel=0.12), point
+    rows = decode_table(model)
+    assert len(rows) == 15
+    for row in rows:
+        assert abs(row.error) <= 0.12, row
+        assert row.simulated_ms - row.alone_ms == pytest.approx(by_name[STACK].value)
     assert timing.step_ms((), (50_000,)) == pytest.approx(8.0)
     assert by_name["expert_ms"].origin == by_name["decode_step_ms"].origin == FITTED
 
