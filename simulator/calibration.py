@@ -1,7 +1,7 @@
-"""Models from committed inputs: crossover tables are fitted, the rest is published or assumed, as it says.
+"""Models from committed inputs: crossover and decode tables are fitted, the rest is published or assumed.
 
-Only crossover tables (one pair of endpoints, one request) are ever fitted. No fleet table is read here, so
-what the fleets do is a prediction. Every value keeps its origin for the reports.
+Only crossover tables (one pair of endpoints, one request) and decode tables (one endpoint) are ever fitted.
+No fleet table is read here, so what the fleets do is a prediction. Every value keeps its origin.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from epp.engine_model.timing import EngineTiming, PrefillChunk
 
 DATA = Path(__file__).parent / "data"
 FITTED, PUBLISHED, ASSUMED = "fitted", "published", "assumed"
+STACK = "stack_ms"  # the part of `decode_step_ms` that the decode table's engine alone does not take
+_EXPERTS = ("experts", "experts_per_token")
 TAIL_TOKENS = 64  # of a prompt whose prefix is pulled: one block is always computed
 
 
@@ -42,13 +44,24 @@ class CrossoverPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """One endpoint that does nothing but decode: `streams` at once, each of `context_tokens` on the mean."""
+
+    streams: int
+    context_tokens: int
+    token_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class CalibratedModel:
-    """A profile with the origin of each value, and the table that it was fitted to (none: all assumed)."""
+    """A profile with the origin of each value, and the tables that it was fitted to (none: all assumed)."""
 
     profile: ModelProfile
     values: tuple[Value, ...]
     points: tuple[CrossoverPoint, ...]
     source: str
+    decode_points: tuple[DecodePoint, ...] = ()
+    decode_source: str = ""
 
 
 def model_names() -> list[str]:
@@ -82,15 +95,33 @@ def read_model(raw: Mapping[str, Any]) -> CalibratedModel:
         given["chunk_tokens"] = Value("chunk_tokens", chunk_tokens, ASSUMED, "vLLM's default budget on H200")
         fitted = fit_recompute(points, chunk_tokens)
         given |= {n: Value(n, v, FITTED, crossover["source"]) for n, v in fitted.items()}
+        given |= decode_values(raw.get("decode"), given)
         pull = fit_pull(points, _timing(given), kv.value)
         given |= {n: Value(n, v, FITTED, crossover["source"]) for n, v in pull.items()}
-    profile = ModelProfile(raw["name"], kv.value, _timing(given), _transfer(given), int(raw["devices"]))
-    return CalibratedModel(profile, (kv, *given.values()), points, crossover["source"] if crossover else "")
+    expert = [Value("expert_bytes", **raw["expert_bytes"])] if "expert_bytes" in raw else []
+    profile = ModelProfile(
+        raw["name"],
+        kv.value,
+        _timing(given),
+        _transfer(given),
+        int(raw["devices"]),
+        expert_bytes=expert[0].value if expert else 0.0,
+    )
+    values, decode = (kv, *expert, *given.values()), raw.get("decode")
+    return CalibratedModel(
+        profile,
+        values,
+        points,
+        crossover["source"] if crossover else "",
+        _decode_points(decode) if decode else (),
+        decode["source"] if decode else "",
+    )
 
 
 def _timing(values: dict[str, Value]) -> EngineTiming:
     numbers: dict[str, Any] = {n: v.value for n, v in values.items() if n in EngineTiming.__slots__}
-    return EngineTiming(**numbers | {"chunk_tokens": int(numbers["chunk_tokens"])})
+    whole = {n: int(v) for n, v in numbers.items() if n in ("chunk_tokens", "experts", "experts_per_token")}
+    return EngineTiming(**numbers | whole)
 
 
 def _transfer(values: dict[str, Value]) -> TransferTiming:
@@ -121,6 +152,32 @@ def fit_pull(
         "floor_s": floor_ms * 1e-3,
         "stream_bytes_per_s": kv_bytes_per_token / (token_ms + least_ms) * 1e3,
     }
+
+
+def _decode_points(decode: Mapping[str, Any]) -> tuple[DecodePoint, ...]:
+    return tuple(DecodePoint(*row) for row in decode["points"])
+
+
+def decode_values(decode: Mapping[str, Any] | None, given: Mapping[str, Value]) -> dict[str, Value]:
+    """What decoding costs beside its contexts (`decode_context_ns` is given): how it grows with the streams
+    from the table; where a lone stream on the published stack was timed, the fixed part from that."""
+    if decode is None:
+        return {}
+    context_ns = given["decode_context_ns"].value
+    read = EngineTiming(1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, *[int(given[n].value) for n in _EXPERTS])
+    points = _decode_points(decode)
+    rows = [(1.0, read.experts_read(p.streams), float(p.streams)) for p in points]
+    wanted = [p.token_ms - p.streams * p.context_tokens * context_ns * 1e-6 for p in points]
+    step_ms, expert_ms, sequence_ms = fit_relative(rows, wanted, [p.token_ms for p in points])
+    source = decode["source"]
+    found = [("expert_ms", expert_ms, source), ("decode_sequence_ms", sequence_ms, source)]
+    if lone := decode.get("lone_stream"):
+        others_ms = expert_ms * read.experts_read(1) + sequence_ms
+        whole_ms = lone["token_ms"] - others_ms - lone["context_tokens"] * context_ns * 1e-6
+        found += [(STACK, whole_ms - step_ms, lone["source"]), ("decode_step_ms", whole_ms, lone["source"])]
+    else:
+        found += [("decode_step_ms", step_ms, source)]
+    return {name: Value(name, value, FITTED, where) for name, value, where in found}
 
 
 def fit_relative(

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tables.add_argument("--seeds", type=_count, help="instead of what the experiments say")
     tables.add_argument("--jobs", type=_count, default=1, help="processes")
-    tables.add_argument("--variants", action="store_true", help="also each assumption changed, one seed")
+    tables.add_argument("--variants", action="store_true", help="also each assumption changed")
     tables.add_argument(
         "--keep", type=Path, metavar="FILE", help="results that have ended, to go on from after a stop"
     )

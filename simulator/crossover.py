@@ -1,7 +1,9 @@
-"""The crossover table through the whole engine model: one warmed pair, one request at a time.
+"""The tables that a model was fitted to, through the engine model: what the fit is worth, in-sample.
+
+Crossover: one warmed pair, one request at a time.
 
 As it was published: a fresh prefix is seeded on one endpoint, then the same prompt runs on a cold one, once
-with the first as its source and once without. In-sample: this is what the fit was made from.
+with the first as its source and once without. Decode: one endpoint, so many streams.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 from epp.engine_model.network import FairNetwork
 from epp.engine_model.profile import ModelProfile
-from simulator.calibration import TAIL_TOKENS, CalibratedModel
+from simulator.calibration import STACK, TAIL_TOKENS, CalibratedModel
 from simulator.engine import EngineShape, SimulatedEngine
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
@@ -38,6 +40,34 @@ class CrossoverRow:
     @property
     def pull_error(self) -> float:
         return self.simulated_pull_ms / self.published_pull_ms - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """So many streams on one endpoint; milliseconds between tokens. `simulated_ms` is the model's, `alone_ms`
+    without what the published fleets' stack adds to a step, which the published figure does not have."""
+
+    streams: int
+    context_tokens: int
+    published_ms: float
+    alone_ms: float
+    simulated_ms: float
+
+    @property
+    def error(self) -> float:
+        return self.alone_ms / self.published_ms - 1
+
+
+def decode_table(model: CalibratedModel) -> list[DecodeRow]:
+    """A row for each published point; none: the model's decode times are assumed."""
+    stack_ms = sum(v.value for v in model.values if v.name == STACK)
+    rows = []
+    for point in model.decode_points:
+        step_ms = model.profile.timing.step_ms((), [point.context_tokens] * point.streams)
+        rows.append(
+            DecodeRow(point.streams, point.context_tokens, point.token_ms, step_ms - stack_ms, step_ms)
+        )
+    return rows
 
 
 def crossover_table(model: CalibratedModel, link_bytes_per_s: float = 50e9) -> list[CrossoverRow]:

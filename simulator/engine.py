@@ -2,7 +2,7 @@
 
 Semantics: the emulated engine of the local fleet (`deploy.local.engine`), whose steps, timing and cache
 bookkeeping are the same code (`epp.engine_model`); admission as in vLLM: nothing starts behind a step that is
-full. Runs of equal decode steps are done at once and cut short when something comes in between.
+full. When steps begin and end is the `Stepper`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from epp.engine_model.timing import PrefillChunk
 from simulator.event_log import EventLog
 from simulator.preemption import grow
 from simulator.requests import EngineRequest
+from simulator.steps import Stepper
 from simulator.tiers import NO_SLOTS, EngineTiers, SlotNumbers
 from simulator.timeline import Timeline
 
@@ -36,16 +37,6 @@ class EngineShape:
     preempts: bool = False  # True: answers reserve nothing; where the device is full the youngest starts over
 
 
-@dataclass(slots=True)
-class _Step:
-    """What the device is doing: `count` equal steps from `began_s` on."""
-
-    began_s: float
-    portions: list[Portion[EngineRequest]]
-    count: int
-    version: int
-
-
 class SimulatedEngine:
     """Owned by one fleet; every method is called at the timeline's now."""
 
@@ -57,8 +48,10 @@ class SimulatedEngine:
         timeline: Timeline,
         pull: Callable[[EngineRequest, int], None],
         publish: Callable[[PackedBatch], None],
+        stepper: Stepper | None = None,
     ) -> None:
-        """`pull(request, blocks_here)` fetches what follows `blocks_here` and then calls `part_has_come`."""
+        """`pull(request, blocks_here)` fetches what follows `blocks_here` and then calls `part_has_come`.
+        Engines that are given the same `stepper` are ranks of one instance."""
         self.name = name
         self.shape = shape
         self.profile = profile
@@ -74,9 +67,9 @@ class SimulatedEngine:
         self.queue: deque[EngineRequest] = deque()
         self._preparing: list[EngineRequest] = []
         self.batch: list[EngineRequest] = []
-        self._step: _Step | None = None
-        self._versions = 0
         self._restores_until_s = 0.0
+        self._stepper = stepper or Stepper(timeline)
+        self._stepper.join(self)
 
     # --- what a scrape shows ---------------------------------------------------------------------
     @property
@@ -94,7 +87,7 @@ class SimulatedEngine:
     # --- requests ---------------------------------------------------------------------------------
     def submit(self, request: EngineRequest) -> None:
         self.queue.append(request)
-        self._wake()
+        self._stepper.wake()
 
     def abandon(self, request: EngineRequest) -> None:
         """The client has left; idempotent. A request whose KV is on its way ends when that has ended."""
@@ -104,12 +97,11 @@ class SimulatedEngine:
         if request in self.queue:
             self.queue.remove(request)
             self.release(request, complete=False)
-        self._wake()
+        self._stepper.wake()
 
     def lose_everything(self) -> None:
         """The process dies: requests fail, caches are gone."""
-        self._step = None
-        self._versions += 1
+        self._stepper.drop(self)
         for request in [*self.queue, *self._preparing, *self.batch]:
             self._end(request, complete=False)
         self.queue.clear()
@@ -194,7 +186,7 @@ class SimulatedEngine:
             request.computed = request.named_blocks * self.shape.block_tokens
             self.batch.append(request)
         self.events.flush()
-        self._wake()
+        self._stepper.wake()
 
     # --- blocks -------------------------------------------------------------------------------------
     def name_on_device(self, request: EngineRequest, until_block: int) -> None:
@@ -217,64 +209,31 @@ class SimulatedEngine:
         self.events.stored(CacheTier.CPU, request.content, first, fresh)
 
     # --- steps --------------------------------------------------------------------------------------
-    def _wake(self) -> None:
-        """Something is new: begin a step, or cut a run of decode steps short at its next boundary."""
-        step = self._step
-        if step is None:
-            self._next()
-        elif step.count > 1:
-            elapsed_s = self._timeline.now_s - step.began_s
-            count = self._steps_begun(step, elapsed_s)
-            if count < step.count:
-                step.count = count
-                self._schedule(step)
-
-    def _steps_begun(self, step: _Step, elapsed_s: float) -> int:
-        low, high = 1, step.count
-        while low < high:
-            middle = (low + high) // 2
-            if self._run_s(step.portions, middle) >= elapsed_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
     def _run_s(self, portions: list[Portion[EngineRequest]], count: int) -> float:
         """Duration of `count` decode steps in a row: contexts grow by a token each."""
         timing, sequences = self.profile.timing, len(portions)
         context = sum([p.start for p in portions])
         grown = sequences * count * (count - 1) / 2
-        each_ms = timing.decode_step_ms + sequences * timing.decode_sequence_ms
+        each_ms = timing.decode_fixed_ms(sequences)
         return 1e-3 * (count * each_ms + timing.decode_context_ns * 1e-6 * (count * context + grown))
 
-    def _next(self) -> None:
+    def plan(self) -> list[Portion[EngineRequest]]:
+        """Mutates: end what has been abandoned and admit what fits; what the next step computes here."""
         if not self.alive:
-            return
+            return []
         for request in [r for r in self.batch if r.gone]:
             self.batch.remove(request)
             self.release(request, complete=False)
         if not (self.shape.preempts and grow(self) and self.batch):
             self._admit()
         self.events.flush()
-        portions = list(plan_step(self.batch, self.profile.timing.chunk_tokens))
-        if not portions:
-            self._step = None
-            return
-        decoding = all(not p.is_prefill for p in portions)
-        count = min(self._steps_ahead(p.request) for p in portions) if decoding else 1
-        self._step = _Step(self._timeline.now_s, portions, count, 0)
-        self._schedule(self._step)
+        return list(plan_step(self.batch, self.profile.timing.chunk_tokens))
 
-    def _steps_ahead(self, request: EngineRequest) -> int:
+    def steps_ahead(self, request: EngineRequest) -> int:
         """Decode steps until its answer ends, or needs a block that is not reserved."""
         if not self.shape.preempts:
             return request.left_tokens
         return min(request.left_tokens, len(request.slots) * self.shape.block_tokens - request.computed)
-
-    def _schedule(self, step: _Step) -> None:
-        self._versions += 1
-        step.version = self._versions
-        self._timeline.at(step.began_s + self.step_s(step.portions, step.count), self._complete, step.version)
 
     def step_s(self, portions: list[Portion[EngineRequest]], count: int = 1) -> float:
         """Duration of a step, or of `count` decode steps in a row."""
@@ -284,22 +243,18 @@ class SimulatedEngine:
         contexts = [p.start for p in portions if not p.is_prefill]
         return self.profile.timing.step_ms(prefills, contexts) * 1e-3
 
-    def _complete(self, version: int) -> None:
-        step = self._step
-        if step is None or step.version != version:
-            return
-        self.busy_s += self._timeline.now_s - step.began_s
-        self._step = None
-        finished = []
-        for portion in step.portions:
-            if self._advance(portion, step.count):
-                finished.append(portion.request)
+    def share_s(self, tokens: float) -> float:
+        """Time for this device's share of the experts of other ranks' prefilled tokens."""
+        return tokens * self.profile.timing.shared_token_us * 1e-6
+
+    def complete(self, portions: list[Portion[EngineRequest]], count: int, took_s: float) -> None:
+        """Mutates: `count` steps of these portions are computed."""
+        self.busy_s += took_s
+        finished = [portion.request for portion in portions if self._advance(portion, count)]
         self.events.flush()
         for request in finished:
             self.batch.remove(request)
             self.release(request, complete=True)
-        if self._step is None:
-            self._next()
 
     def _advance(self, portion: Portion[EngineRequest], count: int) -> bool:
         """The portion is computed; whether the request is complete."""

@@ -33,6 +33,7 @@ from simulator.orders import Orders
 from simulator.prompts import Content, random_tokens
 from simulator.pulls import PullLimits, Pulls
 from simulator.requests import EngineRequest, Record
+from simulator.steps import Stepper
 from simulator.timeline import Timeline, seldom_collecting
 
 _INDEX_SEED = b"simulated picker"
@@ -52,6 +53,7 @@ class FleetShape:
     event_delay_s: float = 0.1
     gateway_s: float = 0.15  # client to engine: gateway, tokeniser, picker, sidecar
     warm_sessions: bool = True
+    ranks_per_instance: int = 1  # engines, in their order, whose steps are one instance's
     limits: PullLimits = field(default_factory=PullLimits)
 
 
@@ -91,6 +93,7 @@ class Fleet:
         self._open = 0
         self._scraping = False
         self._info: dict[EndpointId, EngineInfo] = {}
+        self._steppers: dict[int, Stepper] = {}
         self._shown: dict[EndpointId, tuple[tuple[int, int, float] | None, float]] = {}
         for number, role in enumerate(self._roles()):
             self.add_engine(number, role)
@@ -121,6 +124,7 @@ class Fleet:
             self.timeline,
             pull=lambda request, first: self._pull(engine, request, first),
             publish=partial(self._publish, endpoint_id),
+            stepper=self._stepper(number),
         )
         self.engines[endpoint_id] = engine
         self._streams[endpoint_id] = _Stream()
@@ -131,6 +135,11 @@ class Fleet:
         self._connect(endpoint_id)
         self._scrape_one(endpoint_id, engine)
         return endpoint_id
+
+    def _stepper(self, number: int) -> Stepper:
+        """One for each instance."""
+        instance = number // self.shape.ranks_per_instance
+        return self._steppers.setdefault(instance, Stepper(self.timeline))
 
     def _pull(self, engine: SimulatedEngine, request: EngineRequest, first: int) -> None:
         assert request.source is not None

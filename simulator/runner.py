@@ -33,18 +33,26 @@ class Result:
     figures: Figures
 
 
+VARIANT_SEEDS = 3
+
+
 def jobs_of(
     name: str, spec: Experiment, *, seeds: int | None = None, arms: Sequence[str] = (), variants: bool = False
 ) -> list[Job]:
     """All arms and seeds of an experiment, seed by seed; with `variants` also those: the arms that the ratios
-    compare (all, where there are none), each under the first seed only."""
+    compare (all, where there are none), under the first `VARIANT_SEEDS` seeds."""
     chosen = list(arms) or list(spec.arms)
     count = seeds or spec.seeds
     jobs = [Job(name, spec, arm, seed) for seed in range(1, count + 1) for arm in chosen]
     if variants:
         compared = {arm for ratio in spec.ratios for arm in (ratio.of, ratio.over)}
         varied = [arm for arm in chosen if arm in compared or not compared]
-        jobs += [Job(name, spec, arm, 1, variant) for variant in spec.variants for arm in varied]
+        jobs += [
+            Job(name, spec, arm, seed, variant)
+            for seed in range(1, min(count, VARIANT_SEEDS) + 1)
+            for variant in spec.variants
+            for arm in varied
+        ]
     return jobs
 
 

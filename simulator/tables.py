@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator.calibration import load_model, model_names
-from simulator.crossover import CrossoverRow, crossover_table
+from simulator.calibration import CalibratedModel, load_model, model_names
+from simulator.crossover import CrossoverRow, crossover_table, decode_table
 from simulator.experiment import (
     NEWCOMER,
     Experiment,
@@ -53,10 +53,12 @@ class RatioRow:
 
 def measure(results: Iterable[Result]) -> Measured:
     """Over seeds. Results of variants are left out."""
+    return _over_seeds(result for result in results if not result.job.variant)
+
+
+def _over_seeds(results: Iterable[Result]) -> Measured:
     found: dict[tuple[str, str, str], list[float]] = {}
     for result in results:
-        if result.job.variant:
-            continue
         for stage, figures in result.figures.items():
             for name, value in figures.items():
                 found.setdefault((result.job.arm, stage, name), []).append(value)
@@ -116,7 +118,7 @@ def crossovers() -> dict[str, list[CrossoverRow]]:
 
 
 def _write_crossovers(out: Path) -> list[Path]:
-    lines = ["# Crossover (fitted: these tables are what the model was calibrated with)", ""]
+    lines = ["# Crossover and decode (fitted: these tables are what the models were calibrated with)", ""]
     plots = []
     for name, rows in crossovers().items():
         model = load_model(name)
@@ -129,6 +131,7 @@ def _write_crossovers(out: Path) -> list[Path]:
             f"| {r.pull_error:+.1%} |"
             for r in rows
         ]
+        lines += _decode_lines(model)
         lines += ["", "| parameter | value | origin | source |", "|---|---|---|---|"]
         lines += [f"| {v.name} | {v.value:.5g} | {v.origin} | {v.source} |" for v in model.values]
         lines += [""]
@@ -146,6 +149,22 @@ def _write_crossovers(out: Path) -> list[Path]:
     page = out / "crossover.md"
     page.write_text("\n".join(lines))
     return [page, *plots]
+
+
+def _decode_lines(model: CalibratedModel) -> list[str]:
+    rows = decode_table(model)
+    if not rows:
+        return []
+    lines = ["", f"Decode, source: {model.decode_source}.", ""]
+    lines += [
+        "| streams | context, tokens | ms a token, published | fit | error | with the published stack |"
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    return lines + [
+        f"| {r.streams} | {r.context_tokens:,} | {r.published_ms:.2f} | {r.alone_ms:.2f} | {r.error:+.0%} "
+        f"| {r.simulated_ms:.2f} |"
+        for r in rows
+    ]
 
 
 # --- fleets -------------------------------------------------------------------------------------------
@@ -210,12 +229,13 @@ def _arm_lines(spec: Experiment, measured: Measured) -> list[str]:
     return [*lines, "", note, "", *_newcomer_lines(spec, measured)]
 
 
-def _newcomer_lines(spec: Experiment, measured: Measured) -> list[str]:
+def _newcomer_lines(spec: Experiment, measured: Measured, assumption: str = "") -> list[str]:
     """How cold engines fared that joined."""
     figures = list(dict.fromkeys(f for _, s, f in measured if s == NEWCOMER and f.startswith("join_")))
     if not figures:
         return []
-    lines = [f"| newcomer, arm | {' | '.join(figures)} |", "|---|" + "---|" * len(figures)]
+    title = f"newcomer, arm ({assumption})" if assumption else "newcomer, arm"
+    lines = [f"| {title} | {' | '.join(figures)} |", "|---|" + "---|" * len(figures)]
     for arm in spec.arms:
         if (arm, NEWCOMER, figures[0]) in measured:
             cells = " | ".join(_shown(measured[arm, NEWCOMER, figure]) for figure in figures)
@@ -224,48 +244,58 @@ def _newcomer_lines(spec: Experiment, measured: Measured) -> list[str]:
 
 
 def _variant_lines(spec: Experiment, results: Sequence[Result]) -> list[str]:
-    """How each ratio moves when one assumption is another, under the first seed."""
+    """How each ratio moves when one assumption is another; the base under the same seeds beside it."""
     changed = [r for r in results if r.job.variant]
     if not changed:
         return []
     if not spec.ratios:
         return _variant_figures(spec, changed)
-    base = [r for r in results if not r.job.variant and r.job.seed == 1]
-    lines = ["## Sensitivity of the ratios to what is assumed (first seed)", ""]
+    last = max(r.job.seed for r in changed)
+    base = [r for r in results if not r.job.variant and r.job.seed <= last]
+    lines = [f"## Sensitivity of the ratios to what is assumed (first seeds, {last} at most)", ""]
     names = [f"{r.figure} {r.of}/{r.over} @{r.stage}" for r in spec.ratios]
     lines += [f"| assumption | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for title, chosen in [
         ("as committed", base),
         *((v, [r for r in changed if r.job.variant == v]) for v in spec.variants),
     ]:
-        if not chosen:
-            continue
-        by_arm: dict[str, Figures] = {r.job.arm: r.figures for r in chosen}
-        lines.append(f"| {title} | {' | '.join(_ratio_cell(ratio, by_arm) for ratio in spec.ratios)} |")
-    return [*lines, ""]
+        if chosen:
+            lines.append(f"| {title} | {' | '.join(_ratio_cell(ratio, chosen) for ratio in spec.ratios)} |")
+    return [*lines, "", "Means of the seeds' own ratios with 95% intervals.", ""]
 
 
 def _variant_figures(spec: Experiment, changed: Sequence[Result]) -> list[str]:
     """Where nothing was published: the figures themselves."""
-    lines = ["## Under other assumptions (first seed)", ""]
+    last = max(r.job.seed for r in changed)
+    lines = [f"## Under other assumptions (first seeds, {last} at most)", ""]
     lines += [
         f"| assumption | stage | arm | {' | '.join(_ALWAYS)} |",
         "|---|---|---|" + "---|" * len(_ALWAYS),
     ]
-    for result in sorted(changed, key=lambda r: list(spec.variants).index(r.job.variant)):
-        for stage, figures in result.figures.items():
-            if stage != NEWCOMER:
-                cells = " | ".join(_shown(Estimate(figures[name], 0.0, 1)) for name in _ALWAYS)
-                lines.append(f"| {result.job.variant} | {stage} | {result.job.arm} | {cells} |")
-    return [*lines, ""]
+    newcomers: list[str] = []
+    for variant in spec.variants:
+        found = _over_seeds([r for r in changed if r.job.variant == variant])
+        newcomers += _newcomer_lines(spec, found, variant)
+        stages = [s for s in dict.fromkeys(stage for _, stage, _ in found) if s != NEWCOMER]
+        for stage in stages:
+            for arm in spec.arms:
+                if (arm, stage, _ALWAYS[0]) in found:
+                    cells = " | ".join(_shown(found[arm, stage, figure]) for figure in _ALWAYS)
+                    lines.append(f"| {variant} | {stage} | {arm} | {cells} |")
+    return [*lines, "", *newcomers]
 
 
-def _ratio_cell(ratio: Ratio, by_arm: dict[str, Figures]) -> str:
-    try:
-        over = by_arm[ratio.over][ratio.stage][ratio.figure]
-        return f"{by_arm[ratio.of][ratio.stage][ratio.figure] / over:.3f}" if over else "-"
-    except KeyError:
-        return "-"
+def _ratio_cell(ratio: Ratio, chosen: Sequence[Result]) -> str:
+    """Of the seeds under which both arms ran."""
+    by_seed: dict[int, dict[str, Figures]] = {}
+    for result in chosen:
+        by_seed.setdefault(result.job.seed, {})[result.job.arm] = result.figures
+    values = []
+    for arms in by_seed.values():
+        if ratio.of in arms and ratio.over in arms and arms[ratio.over][ratio.stage][ratio.figure]:
+            over = arms[ratio.over][ratio.stage][ratio.figure]
+            values.append(arms[ratio.of][ratio.stage][ratio.figure] / over)
+    return _shown(Estimate.of(values)) if values else "-"
 
 
 def _shown(estimate: Estimate) -> str:

@@ -42,13 +42,16 @@ class ModelProfile:
     timing: EngineTiming
     transfer: TransferTiming
     devices: int = 1  # GPUs behind one endpoint
+    expert_bytes: float = 0.0  # of one expert in all layers; 0: dense, or not known
 
     def __post_init__(self) -> None:
         read = self.kv_bytes_per_token / max(self.timing.decode_context_ns * 1e-9, 1e-30) / self.devices
+        experts = self.expert_bytes / max(self.timing.expert_ms * 1e-3, 1e-30) / self.devices
         rates = (
             ("stream_bytes_per_s", self.transfer.stream_bytes_per_s, MAX_NETWORK_BYTES_PER_S),
             ("restore_bytes_per_s", self.transfer.restore_bytes_per_s, MAX_HOST_BYTES_PER_S * self.devices),
             ("decode_context_ns, as bytes/s of device memory,", read, MAX_MEMORY_BYTES_PER_S),
+            ("expert_ms, as bytes/s of device memory,", experts, MAX_MEMORY_BYTES_PER_S),
         )
         for what, value, most in rates:
             if value > most:

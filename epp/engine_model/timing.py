@@ -1,9 +1,10 @@
 """How long an engine step takes: chunked prefill (linear + quadratic in context) and decode.
 
-Fitted to published crossover tables (gpt-oss-120b, Llama-3.1-8B and GLM-5.2-FP8 on H200, within 7.1%) by
-`simulator.calibration`, which says where each value comes from; decode values are assumed within what the
-hardware can do. Used by the emulated engine (real time) and by the simulator (virtual
-time), so that both speak of the same machine. Pure arithmetic: no clock, no sleeping.
+Fitted to published tables of single endpoints by `simulator.calibration`, which says where each value
+comes from: crossover tables (gpt-oss-120b, Llama-3.1-8B and GLM-5.2-FP8 on H200, within 7.1%) and, for
+gpt-oss-120b, decode times; other decode values are assumed within what the hardware can do. Used by the
+emulated engine (real time) and by the simulator (virtual time), so that both speak of the same machine. Pure
+arithmetic: no clock, no sleeping.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ class EngineTiming:
     A step costs `chunk_ms` if it prefills anything, else `decode_step_ms`; then every prefilled
     token costs `token_us` plus `context_ns` for each token before it; then every decoding sequence costs
     `decode_sequence_ms` plus `decode_context_ns` for each token of its context.
+
+    A mixture of experts also reads, in every decode step, the experts that its sequences chose: each of
+    `experts` (in all layers together) takes `expert_ms`, and `n` sequences that choose `experts_per_token`
+    each need `experts * (1 - (1 - experts_per_token / experts) ** n)` of them. Prefill reads all anyway.
+
+    Of an expert-parallel instance, each rank's device computes a share of the experts for all ranks: a
+    prefilled token of another rank costs it `shared_token_us` over the number of ranks (`token_us` is of a
+    rank whose peers are idle).
     """
 
     chunk_tokens: int  # token budget of a step: the longest prefill chunk
@@ -36,6 +45,21 @@ class EngineTiming:
     decode_step_ms: float
     decode_sequence_ms: float
     decode_context_ns: float
+    expert_ms: float = 0.0
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_token_us: float = 0.0
+
+    def decode_fixed_ms(self, sequences: int) -> float:
+        """Cost of a decode step that does not depend on contexts."""
+        experts_ms = self.expert_ms * self.experts_read(sequences)
+        return self.decode_step_ms + experts_ms + sequences * self.decode_sequence_ms
+
+    def experts_read(self, sequences: int) -> float:
+        """Experts that so many decoding sequences are expected to need; 0 for a dense model."""
+        if not self.experts:
+            return 0.0
+        return self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** sequences)
 
     def prefill_ms(self, chunk: PrefillChunk) -> float:
         """Cost of a chunk without the fixed part of its step."""
@@ -51,8 +75,8 @@ class EngineTiming:
             total_ms += self.decode_sequence_ms + self.decode_context_ns * 1e-6 * context_tokens
         for chunk in prefills:
             total_ms += self.prefill_ms(chunk)
-        fixed_ms = max(self.chunk_ms if prefills else 0.0, self.decode_step_ms if decoding else 0.0)
-        return fixed_ms + total_ms
+        step_ms = self.decode_step_ms + self.expert_ms * self.experts_read(decoding) if decoding else 0.0
+        return max(self.chunk_ms if prefills else 0.0, step_ms) + total_ms
 
     def chunks(self, prompt_tokens: int, cached_tokens: int = 0) -> Iterable[PrefillChunk]:
         """The steps that compute a prompt on an idle engine, given its cached prefix."""
@@ -70,9 +94,12 @@ PRESETS = {
         chunk_ms=27.0,
         token_us=24.54,
         context_ns=0.497,
-        decode_step_ms=4.2,
-        decode_sequence_ms=0.35,
+        decode_step_ms=7.031,
+        decode_sequence_ms=0.02889,
         decode_context_ns=9.2,
+        expert_ms=0.12,
+        experts=128,
+        experts_per_token=4,
     ),
     "glm-5.2": EngineTiming(
         chunk_tokens=8192,
@@ -82,6 +109,7 @@ PRESETS = {
         decode_step_ms=20.0,  # not published: chosen
         decode_sequence_ms=0.5,  # not published: chosen
         decode_context_ns=24.1,  # 92.6 KB a token at 80% of 4.8 TB/s
+        shared_token_us=45.3,  # 5,541 tokens/s a rank where all prefill, 7,400 alone
     ),
     "llama-3.1-8b": EngineTiming(
         chunk_tokens=8192,

@@ -23,6 +23,13 @@ def test_decode_that_reads_faster_than_device_memory_is_refused() -> None:
         ModelProfile("m", 131_072, fast, TRANSFER)
 
 
+def test_experts_that_are_read_faster_than_device_memory_are_refused() -> None:
+    timing = PRESETS["gpt-oss-120b"]
+    ModelProfile("m", 41_500, timing, TRANSFER, expert_bytes=476e6)  # 4.0 TB/s
+    with pytest.raises(ImpossibleProfile, match="expert_ms"):
+        ModelProfile("m", 41_500, replace(timing, expert_ms=0.09), TRANSFER, expert_bytes=476e6)
+
+
 @pytest.mark.parametrize(
     ("name", "kv_bytes"), [("gpt-oss-120b", 41_500), ("llama-3.1-8b", 131_072), ("glm-5.2", 92_600)]
 )

@@ -60,3 +60,33 @@ def test_a_step_pays_its_fixed_part_once_and_decoding_shares_it() -> None:
     assert timing.step_ms((), (1000, 2000)) == pytest.approx(4.0 + 2 * 0.5 + 3.0)
     assert timing.step_ms((PrefillChunk(5, 0), PrefillChunk(7, 50)), ()) == pytest.approx(10.0 + 12.0)
     assert timing.step_ms((PrefillChunk(5, 0),), (0,)) == pytest.approx(10.0 + 5.0 + 0.5)
+
+
+MIXTURE = EngineTiming(
+    chunk_tokens=100,
+    chunk_ms=10.0,
+    token_us=0.0,
+    context_ns=0.0,
+    decode_step_ms=4.0,
+    decode_sequence_ms=0.0,
+    decode_context_ns=0.0,
+    expert_ms=0.5,
+    experts=16,
+    experts_per_token=4,
+)
+
+
+def test_a_mixture_reads_each_chosen_expert_once_a_step() -> None:
+    assert MIXTURE.experts_read(1) == pytest.approx(4.0)
+    assert MIXTURE.experts_read(2) == pytest.approx(4.0 + 4.0 * 0.75)  # a quarter is there already
+    assert MIXTURE.experts_read(1000) == pytest.approx(16.0)
+    assert MIXTURE.step_ms((), (5, 5)) == pytest.approx(4.0 + 0.5 * 7.0)
+    assert MIXTURE.step_ms((), (5, 5)) == pytest.approx(MIXTURE.decode_fixed_ms(2))
+
+
+def test_beside_a_prefill_the_experts_are_read_already() -> None:
+    assert MIXTURE.step_ms((PrefillChunk(5, 0),), (5, 5)) == pytest.approx(10.0)
+
+
+def test_a_dense_model_reads_no_experts() -> None:
+    assert PRESETS["llama-3.1-8b"].experts_read(8) == 0.0

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from epp.core.errors import ConfigError
 from epp.engine_model.profile import MAX_NETWORK_BYTES_PER_S
 from epp.engine_model.timing import PRESETS
-from simulator.calibration import ASSUMED, FITTED, PUBLISHED, fit_relative, load_model, model_names
-from simulator.crossover import crossover_table
+from simulator.calibration import (
+    ASSUMED,
+    FITTED,
+    PUBLISHED,
+    STACK,
+    Value,
+    decode_values,
+    fit_relative,
+    load_model,
+    model_names,
+)
+from simulator.crossover import crossover_table, decode_table
 
 FITTED_MODELS = [name for name in model_names() if load_model(name).points]
 
@@ -50,3 +60,31 @@ def test_a_fit_finds_what_made_the_points_and_is_never_negative() -> None:
 def test_an_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"gpt-oss-120b.*llama-3\.1-8b"):
         load_model("gpt-5")
+
+
+def test_decode_follows_the_table_of_one_endpoint_and_the_lone_stream_of_the_published_stack() -> None:
+    model = load_model("gpt-oss-120b")
+    timing, by_name = model.profile.timing, {v.name: v for v in model.values}
+    rows = decode_table(model)
+    assert len(rows) == 15
+    for row in rows:
+        assert abs(row.error) <= 0.12, row
+        assert row.simulated_ms - row.alone_ms == pytest.approx(by_name[STACK].value)
+    assert timing.step_ms((), (50_000,)) == pytest.approx(8.0)
+    assert by_name["expert_ms"].origin == by_name["decode_step_ms"].origin == FITTED
+
+
+def test_experts_explain_the_table_better_than_streams_alone() -> None:
+    """The negative control: without experts the same fit is off by more at the ends."""
+    model = load_model("gpt-oss-120b")
+    given = {v.name: v for v in model.values}
+    dense = given | {n: replace(given[n], value=0) for n in ("experts", "experts_per_token")}
+    points = [(p.streams, p.context_tokens, p.token_ms) for p in model.decode_points]
+
+    def worst(values: dict[str, Value]) -> float:
+        found = {n: v.value for n, v in decode_values({"source": "t", "points": points}, values).items()}
+        names = ("experts", "experts_per_token")
+        timing = replace(model.profile.timing, **found, **{n: int(values[n].value) for n in names})
+        return max(abs(timing.step_ms((), [context] * n) / ms - 1) for n, context, ms in points)
+
+    assert worst(given) < 0.12 < 0.16 < worst(dense)

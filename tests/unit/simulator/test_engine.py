@@ -72,13 +72,13 @@ def test_runs_of_decode_steps_end_as_single_steps_would(work: list[tuple[float, 
     """The shortcut (equal decode steps at once) changes no time: compare with one that never takes it."""
     quick, slow = fleet(engines=1), fleet(engines=1)
     for engine in slow.engines.values():
-        original = engine._schedule
+        original = engine._stepper._schedule
 
         def single(step: object, original: object = original) -> None:
             step.count = 1  # type: ignore[attr-defined]
             original(step)  # type: ignore[operator]
 
-        engine._schedule = single  # type: ignore[method-assign,assignment]
+        engine._stepper._schedule = single  # type: ignore[method-assign,assignment]
     for which in (quick, slow):
         for at_s, number, output in work:
             content = text(number, 2_000 + output)

@@ -56,7 +56,7 @@ def test_kept_results_give_the_same_bytes_and_run_nothing(
     plain = write(tmp_path / "plain", None)
     kept = tmp_path / "kept.jsonl"
     write(tmp_path / "first", KeptResults(kept))
-    assert len(kept.read_text().splitlines()) == 6  # 2 arms x 2 seeds, and both under the variant
+    assert len(kept.read_text().splitlines()) == 8  # 2 arms x 2 seeds, as committed and under the variant
 
     def never(self: Job) -> None:
         raise AssertionError("it was kept")
@@ -85,8 +85,24 @@ def test_newcomers_and_variants_are_shown_where_nothing_was_published(
     page = write(tmp_path, None)
     assert "| newcomer, arm | join_first_request_s |" in page
     assert "| slow gateway | 8 | load + P2P |" in page
+    assert "| newcomer, arm (slow gateway) | join_first_request_s |" in page
     rows = json.loads((tmp_path / "x.json").read_text())
     assert {"newcomer", "8"} == set(rows[0]["figures"])
+
+
+def test_a_ratio_under_another_assumption_has_the_interval_of_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratio = {"of": "load + P2P", "over": "load", "stage": "8", "figure": "ttft_p50_s"}
+    spec = Experiment.model_validate(SPEC.model_dump() | {"ratios": [ratio]})
+    monkeypatch.setattr(tables, "load_experiment", lambda _name: spec)
+    kept = KeptResults(tmp_path / "kept.jsonl")
+    for job in jobs_of("x", spec, variants=True):
+        of = {"load": 1.0, "load + P2P": 2.0 + job.seed + 10 * bool(job.variant)}[job.arm]
+        kept.add(Result(job, {"8": dict.fromkeys([*tables._ALWAYS, "ttft_p50_s"], of)}))
+    page = write(tmp_path / "out", kept, run=False)
+    assert "| as committed | 3.500 ±6.355 |" in page  # 3 and 4
+    assert "| slow gateway | 13.5 ±6.4 |" in page
 
 
 def test_another_seed_policy_or_size_is_another_result() -> None:
