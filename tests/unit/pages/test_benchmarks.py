@@ -1,4 +1,4 @@
-"""A benchmark that is not run for months still fits the code it measures: every one of them can be imported."""
+"""A benchmark that nobody ran for months still fits the code it measures: each can be imported."""
 
 from __future__ import annotations
 
