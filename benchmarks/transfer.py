@@ -38,7 +38,7 @@ from benchmarks.raw_transfer import RawPair
 from engine_plugin.identity import PeerIdentity
 from engine_plugin.transport import Lease, Limits, PeerTransport, TierMemory
 from engine_plugin.transport.mover.link import Mover
-from engine_plugin.transport.mover.staging import Windows
+from engine_plugin.transport.mover.windows import Windows
 
 MB: Final = 1 << 20
 SIZES: Final = (1, 16, 256)

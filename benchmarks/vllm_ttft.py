@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -157,6 +158,8 @@ def measure(source: PullEngine, consumer: PullEngine, lengths: Sequence[str]) ->
                 timings.first_pull_s = pulled_s
                 recompute.clear()
                 pull.clear()
+        told = ", ".join(f"{seconds:.3f}" for seconds in pull)
+        print(f"{source.name} -> {consumer.name}, {length} pulled: {told} s", file=sys.stderr, flush=True)
     return timings
 
 
@@ -209,6 +212,7 @@ def main() -> int:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--lengths", choices=BLOCKS, nargs="+", default=list(BLOCKS))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines have sessions of their own: end them
     if not processes.PYTHON.exists():
         print("no .venv-vllm here: run `make test-engine` first", file=sys.stderr)
         return 2

@@ -116,7 +116,9 @@ class Supervisor:
         if part.running:
             _signal_group(part, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(part.process.wait(), part.spec.stop_timeout_s)
+                async with asyncio.timeout(part.spec.stop_timeout_s):
+                    await part.process.wait()
+                    await _group_gone(part)  # vLLM's children clean up after the first process has ended
         await _kill_group(part)
         await _cancel(part.watcher)
 
@@ -265,8 +267,12 @@ async def _kill_group(part: Part) -> None:
     await part.process.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_KILL_WAIT_S):
-            while _group_alive(part.process.pid):  # noqa: ASYNC110  the kernel signals no group's end
-                await asyncio.sleep(_POLL_S)
+            await _group_gone(part)
+
+
+async def _group_gone(part: Part) -> None:
+    while _group_alive(part.process.pid):  # noqa: ASYNC110  the kernel signals no group's end
+        await asyncio.sleep(_POLL_S)
 
 
 def _group_alive(group: int) -> bool:

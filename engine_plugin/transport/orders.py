@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from engine_plugin.identity import Address, PeerIdentity, format_address
 from engine_plugin.protocol import Declined
+from engine_plugin.transport.control.calling import Caller
 from engine_plugin.transport.control.dialer import Dialer
-from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.limits import Limits
 from engine_plugin.transport.stats import TransportStats

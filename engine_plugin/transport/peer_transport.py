@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from engine_plugin.identity import Address, PeerIdentity
 from engine_plugin.transport.checksums import Checksums
 from engine_plugin.transport.consumer import Consumer
+from engine_plugin.transport.control.calling import Caller
 from engine_plugin.transport.control.dialer import Dialer
 from engine_plugin.transport.control.inbound import Listener
 from engine_plugin.transport.control.keeper import Keeper
 from engine_plugin.transport.control.leases import LeaseBook
-from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
 from engine_plugin.transport.control.prefetching import PrefetchDesk
 from engine_plugin.transport.control.producer import Producer, leasing_turns, moving_turns

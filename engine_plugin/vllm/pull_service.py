@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine_plugin.identity import Address, PeerIdentity, format_address
-from engine_plugin.pull_report import PullFinished
-from engine_plugin.report_publisher import ReportPublisher
 from engine_plugin.transport import (
     MoverDown,
     Offer,
@@ -32,6 +30,7 @@ from engine_plugin.transport import (
 from engine_plugin.transport.peer_keys import follow
 from engine_plugin.vllm.finished import Answered, Finished, Moved, ServiceCounts, Usable
 from engine_plugin.vllm.ordered_pulls import OrderedPull, serve_order
+from engine_plugin.vllm.pull_reports import PullReports
 from engine_plugin.vllm.request_pull import RequestPull
 from engine_plugin.vllm.supplies import Supplies
 from engine_plugin.vllm.tier_config import TierConfig
@@ -86,7 +85,7 @@ class PullService:
         self._keys = config.read_peer_keys()
         self._finished: deque[Finished] = deque()
         self._transport: PeerTransport | None = None
-        self._reports = ReportPublisher()
+        self._reports = PullReports(self.counts, block_tokens)
         self._loop = asyncio.new_event_loop()
         self._supplies = Supplies(index, config.supply_keep_s)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,7 +133,7 @@ class PullService:
     def report(self, pull: RequestPull) -> None:
         """Tell whoever listens what came of a pull. A P/D hand-over is none."""
         if not pull.source.handed_over:
-            self._call(self._report, pull, time.monotonic())
+            self._call(self._reports.report, pull, time.monotonic())
 
     def take_finished(self) -> list[Finished]:
         """What has ended since the last call."""
@@ -342,19 +341,3 @@ class PullService:
 
     def _usable(self, slots: Sequence[int]) -> None:
         self._finished.append(Usable(tuple(slots)))
-
-    def _report(self, pull: RequestPull, ended_s: float) -> None:
-        outcome = pull.outcome
-        self.counts.reports[outcome.reason] += 1
-        self.counts.received_tokens += outcome.received_blocks * self._block_tokens
-        self._reports.publish(
-            PullFinished(
-                id=pull.source.kv_request_id,
-                source=format_address(pull.source.address),
-                asked_tokens=len(pull.keys) * self._block_tokens,
-                received_tokens=outcome.received_blocks * self._block_tokens,
-                received_bytes=outcome.received_bytes,
-                reason=outcome.reason,
-                ms=max(0.0, ended_s - pull.started_s) * 1e3,
-            )
-        )

@@ -15,8 +15,9 @@ from engine_plugin.identity import PeerIdentity
 from engine_plugin.protocol import Declined, Hello, Prefetched
 from engine_plugin.transport import Limits, PrefetchOrder, TransportStats
 from engine_plugin.transport.control import handshake
+from engine_plugin.transport.control.calling import Caller
 from engine_plugin.transport.control.channel import Channel
-from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.engine.pull_engines import BLOCK_TOKENS, KEY, PullEngine
 

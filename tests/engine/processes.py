@@ -6,9 +6,11 @@ and its end shown when the start fails.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -41,7 +43,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | environment(threads=THREADS) | (more or {}),
+                env={**os.environ, **environment(threads=THREADS), **(more or {})},
                 cwd=log.parent,
                 start_new_session=True,
             )
@@ -61,23 +63,30 @@ class Process:
 
     def _wait_moment(self) -> None:
         """A moment between two questions, cut short by the end of the process."""
-        try:
-            self._process.wait(0.25)
-        except subprocess.TimeoutExpired:
+        if self._process.poll() is not None:
+            threading.Event().wait(0.05)
             return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.25)
 
     def stop(self, *, politely: bool = True) -> None:
-        """End the whole group: asked first unless not `politely`, killed at the deadline."""
-        for sign in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
-            try:
-                os.killpg(self._process.pid, sign)
-            except ProcessLookupError:
-                break
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                continue
+        """End the whole group: asked first unless not `politely`, killed at the deadline. The first process
+        ends before the others have cleaned up, so all of them are waited for."""
+        if politely and self._signal(signal.SIGTERM):
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            while self._signal(0) and time.monotonic() < deadline_s:
+                self._wait_moment()
+        self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _signal(self, sign: int) -> bool:
+        """To the group; False when nobody is left of it."""
+        self._process.poll()  # one that has ended is counted until it is waited for
+        try:
+            os.killpg(self._process.pid, sign)
+        except ProcessLookupError:
+            return False
+        return True
 
     @property
     def pid(self) -> int:

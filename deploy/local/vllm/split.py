@@ -75,7 +75,7 @@ def _body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
 
 
 async def _next_turn(scene: Scene, session: _Session, request_id: str) -> Observation:
-    question = scene.texts.tokens("Who was there?", scene.block_size)
+    question = scene.texts.tokens("Who was there?", 2 * scene.block_size + 5)
     body = _body((*session.tokens, *question), ANSWER_TOKENS)
     return await ask(scene.fleet, body, request_id, path=COMPLETIONS)
 

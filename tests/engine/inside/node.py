@@ -6,10 +6,11 @@ environment (`python -m tests.engine.inside.adapter`), with the classes of which
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -40,6 +41,7 @@ PAGE: Final = 2048  # bytes of a block in one of the two cache tensors
 BLOCK: Final = 2 * PAGE
 TOKENS: Final = 16
 WAIT_S: Final = 120.0
+PATIENT: Final = {"max_extra_ttft_s": 60.0}
 
 register()
 init_none_hash(sha256)
@@ -200,6 +202,18 @@ class Node:
     def close(self) -> None:
         self.manager.shutdown()
         self.worker.shutdown()
+
+
+@contextlib.contextmanager
+def nodes(source: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None) -> Iterator[Any]:
+    """Two engines of one pool."""
+    with contextlib.ExitStack() as stack:
+        pair = []
+        for name, settings in (("source", source), ("consumer", consumer)):
+            node = Node(name, **(PATIENT | (settings or {})))
+            stack.callback(node.close)
+            pair.append(node)
+        yield pair
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -14,7 +14,8 @@ from cryptography import x509
 from engine_plugin import protocol
 from engine_plugin.transport import PeerTransport, PullError, PullReason, TransportStats
 from engine_plugin.transport.control import handshake as shake
-from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.calling import Caller
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, Engine, engine, hashes, identity, until
 from tests.integration.transport.wiretap import wiretap

@@ -9,7 +9,8 @@ import pytest
 
 from engine_plugin.protocol import Declined
 from engine_plugin.transport import PullError, TransportStats
-from engine_plugin.transport.control.outbound import Caller, OutboundSession
+from engine_plugin.transport.control.calling import Caller
+from engine_plugin.transport.control.outbound import OutboundSession
 from engine_plugin.transport.control.pool_tls import PoolKeys
 from tests.integration.transport.rig import KEY, PATIENT, WAIT_S, engine, hashes, until
 

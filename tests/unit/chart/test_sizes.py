@@ -87,8 +87,9 @@ def test_our_tier_takes_its_settings() -> None:
     settings = {name: value for name, value in config["secondary_tiers"][0].items() if name != "type"}
     parsed = TierConfig.parse(settings)
     assert (parsed.port, parsed.reports_port, parsed.insecure) == (7777, 5757, False)
-    mounts = {m["mountPath"] for m in chart.container(manifests, "engine")["volumeMounts"]}
-    assert parsed.peer_key_file.rpartition("/")[0] in mounts
+    mounts = {m["mountPath"]: m for m in chart.container(manifests, "engine")["volumeMounts"]}
+    mount = mounts[parsed.peer_key_file.rpartition("/")[0]]
+    assert "subPath" not in mount, "the kubelet would not renew it, and a new key would need a restart"
 
 
 def test_vllm_s_own_tier() -> None:
