@@ -14,8 +14,13 @@ from typing import Final
 import orjson
 
 _KEY: Final = b'"usage"'
-_VALUE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{)?')
-_UNFINISHED_VALUE: Final = re.compile(rb'"usage"[ \t\r\n]*(:[ \t\r\n]*)?\Z')
+# white space of JSON; an SSE event may have its data on several lines
+_GAP: Final = rb"(?:[ \t]|[\r\n](?:data:)?)*"
+_VALUE: Final = re.compile(rb'"usage"' + _GAP + rb":" + _GAP + rb"(\{)?")
+_UNFINISHED_VALUE: Final = re.compile(
+    rb'"usage"' + _GAP + rb"(?::" + _GAP + rb")?(?:[\r\n](?:d|da|dat|data)?)?\Z"
+)
+_LINE_START: Final = re.compile(rb"[\r\n]data:")
 # an SSE field that begins a line; an event's name counts once its line has ended
 _SSE_LINE: Final = re.compile(rb"(?:\A|[\r\n])(?:(data:)|event:[ \t]*([\w.]*)[ \t]*(?=[\r\n]))")
 # events that an engine sends before, or without, any output
@@ -83,7 +88,8 @@ class UsageScanner:
         limit = start + _LONGEST_OBJECT_BYTES
         while (end := data.find(b"}", end, limit) + 1) > 0:
             try:
-                self.usage = self.usage.updated(_usage_of(orjson.loads(data[start:end])))
+                text = _LINE_START.sub(b"\n", data[start:end])
+                self.usage = self.usage.updated(_usage_of(orjson.loads(text)))
             except orjson.JSONDecodeError:
                 continue  # that brace closed an inner object, or stood in a string
             return end

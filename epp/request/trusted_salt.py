@@ -20,7 +20,7 @@ from typing import Final
 import orjson
 
 from epp.core.errors import BadRequest, BodyTooLarge, UnsupportedBody
-from epp.request.body import LENIENT_MAX_BYTES, check_size, says_json
+from epp.request.body import check_size, load_lenient, says_json
 from epp.request.decode import content_encodings, decode_body
 from epp.request.parse import has_prompts
 from epp.request.prompts import NoPrompt, Reason
@@ -96,22 +96,24 @@ def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
 def _salted_read(body: bytes, salt: str) -> bytes | None:
     try:
         fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return _salted_lenient(body, salt)
+    except orjson.JSONDecodeError as error:
+        return _salted_lenient(body, salt, error)
     if not isinstance(fields, dict):
         return None
     return _inserted(without_top_members(body, SALT_FIELD) if SALT_FIELD in fields else body, salt)
 
 
-def _salted_lenient(body: bytes, salt: str) -> bytes | None:
+def _salted_lenient(body: bytes, salt: str, strict_error: orjson.JSONDecodeError) -> bytes | None:
     """What only the engine's own parser reads (UTF-16, NaN, lone surrogates): its values, written anew."""
-    if len(body) > LENIENT_MAX_BYTES:
-        raise BodyTooLarge("the body is too large for its cache salt to be set")
     try:
-        fields = json.loads(body)
+        fields = load_lenient(body, strict_error)
         return json.dumps(fields | {SALT_FIELD: salt}).encode() if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):  # also UnicodeDecodeError; too deep; too many digits
-        raise BadRequest("the body is not valid JSON") from None
+    except NoPrompt as reason:
+        if reason.reason is Reason.LENIENT_JSON_SIZE:
+            raise BodyTooLarge("the body is too large for its cache salt to be set") from None
+        raise BadRequest("the body is not JSON that can be read") from None
+    except RecursionError:
+        raise BadRequest("the body is not JSON that can be read") from None
 
 
 def _salted_unread(body: bytes, salt: str) -> bytes:

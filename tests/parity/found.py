@@ -37,6 +37,15 @@ def _responses() -> Iterator[tuple[str, list[Any]]]:
     yield "header_in_a_part", [system(inputs(f"{HEADER}\nRules.")), user("Go")]
     yield "typed_input_text", [user("?"), {"type": "message", **assistant(inputs("a", "b"))}, user("!")]
     yield "empty_answer", [user("?"), assistant([]), user("!")]
+    custom = {"type": "custom_tool_call", "call_id": "call_00000001", "name": "c", "input": "x"}
+    for name, item in (("call", made), ("custom_call", custom)):
+        nulls = {"id": "fc_1", "namespace": None, "caller": None, "async_": None}
+        yield f"{name}_as_answered", [user("?"), {**item, **nulls}, user("!")]
+    for name, more in (("status", {"status": None}), ("id", {"id": None})):
+        yield (
+            f"empty_answer_null_{name}",
+            [user("?"), {"type": "message", **assistant([]), **more}, user("!")],
+        )
 
 
 def _anthropic() -> Iterator[tuple[str, Fields]]:

@@ -31,6 +31,8 @@ _RENDERED: Final = ("input", "instructions", "tools", "tool_choice", "reasoning"
 _PARTIAL: Final = ("in_progress", "incomplete")
 _STATUSES: Final = (None, "completed", *_PARTIAL)
 _CUSTOM_INPUT: Final = "input"
+# null in what an engine answers, which comes back
+_UNSET: Final = frozenset(("namespace", "caller", "async", "async_", "created_by"))
 _EASY_ROLES: Final = ("user", "system", "developer")
 
 _Message = dict[str, Any]
@@ -145,17 +147,25 @@ def _read_assistant(item: _Message, previous: _Message | None) -> _Message | Non
     _check_keys(item, ("type", "role", "content", "id", "status", "phase"))
     content = item.get("content")
     if not isinstance(content, str):
-        parts = read_list(content, Reason.INPUT_ITEM)
-        if not parts and "type" in item:
+        parts, output = read_list(content, Reason.INPUT_ITEM), _is_output(item)
+        if not parts and output:
             raise NoPrompt(Reason.INPUT_ITEM)  # an engine fails at it
         if not parts:
             return {"role": "assistant", "content": []}
-        output = "type" in item and isinstance(parts[0], dict) and parts[0].get("type") != "input_text"
         content = _texts(parts, "output_text" if output else "input_text")[0]
     if previous is not None and previous.get("content") is None:
         previous["content"] = content
         return None
     return {"role": "assistant", "content": content}
+
+
+def _is_output(item: _Message) -> bool:
+    """Whether an assistant's message is the engine's own; with null as id or status it is anybody's."""
+    content = item.get("content")
+    if item.get("type") != "message" or not isinstance(content, list):
+        return False
+    own = isinstance(item.get("id", ""), str) and item.get("status", "completed") is not None
+    return own and not any(isinstance(part, dict) and part.get("type") == "input_text" for part in content)
 
 
 def _read_call(item: _Message, previous: _Message | None) -> _Message | None:
@@ -247,7 +257,8 @@ def _texts(content: Any, kind: str) -> list[str]:
 
 
 def _check_keys(item: _Message, allowed: tuple[str, ...]) -> None:
-    if not item.keys() <= set(allowed) or item.get("status") not in _STATUSES:
+    named = {key for key, value in item.items() if value is not None or key not in _UNSET}
+    if not named <= set(allowed) or item.get("status") not in _STATUSES:
         raise NoPrompt(Reason.INPUT_ITEM)
 
 

@@ -147,6 +147,27 @@ def test_s_h05_odd_usage_costs_only_the_metric(usage: dict[str, object], expecte
     assert scan(json.dumps({"usage": usage}).encode()) == expected
 
 
+@settings(deadline=None)
+@given(
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.sampled_from([b"data:", b"data: "]),
+    st.lists(
+        st.sampled_from([b": keep-alive", b"id: 7", b"retry: 1", b"event: x", b"data: [DONE]"]), max_size=3
+    ),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 500), max_size=8),
+)
+def test_usage_in_an_event_of_several_data_lines_under_any_cut(
+    end: bytes, field: bytes, others: list[bytes], indent: int, cuts: list[int]
+) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
+    lines = json.dumps({"choices": [], "usage": usage}, indent=indent).encode().split(b"\n")
+    event = b"".join(field + line + end for line in lines) + end
+    body = b"".join(other + end * 2 for other in others) + event + b"data: [DONE]" + end * 2
+    assert scan(*cut(body, cuts)) == TokenUsage(9, 4, 3)
+    assert scan(*(bytes([byte]) for byte in body)) == TokenUsage(9, 4, 3)
+
+
 # --- moments of output -------------------------------------------------------------------------------
 
 QUIET = [b": c", b"event: x", b"event:", b"id: data:", b"xdata: 1", b"", b"event: " + b"y" * 100 + b"data:"]
