@@ -60,7 +60,7 @@ def failure(
     version: str = "",
     retry_after_s: float = 0.0,
 ) -> ApiFailure:
-    """The error for a status. `resource` as in `pods` or `leases.coordination.k8s.io`; `version` as in `v1`."""
+    """The error for a status. `resource`: `pods` or `leases.coordination.k8s.io`; `version`: `v1`."""
     where = f"in namespace {namespace}" if namespace else "in all namespaces"
     if code == 403:
         sentence = (

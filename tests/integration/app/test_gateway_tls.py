@@ -1,4 +1,4 @@
-"""S-G09, live: a real Envoy that speaks TLS to the picker or does not, against a picker that does or does not.
+"""S-G09, live: a real Envoy and a picker, each speaking TLS or not.
 
 Where both speak the same the request reaches the engine that the picker named. Where they do not it ends at
 once with 500, and what is wrong can be read where docs/troubleshooting.md says it can.
