@@ -317,7 +317,10 @@ class _App:
 
     async def _report_ready(self) -> None:
         await self._inputs.wait_ready()
-        log.info("serving ext-proc on port %d", self._server.port)
+        spoken = "TLS" if self._arguments.secure_serving else "plain text"
+        log.info(
+            "serving ext-proc on port %d in %s: the gateway has to speak that, too", self._server.port, spoken
+        )
         if self._arguments.ready_fd is not None:
             given = self._replicas.server
             line = {

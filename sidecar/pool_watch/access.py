@@ -225,6 +225,7 @@ async def _failure(call: Call, response: aiohttp.ClientResponse) -> KubeError:
         verb=call.verb,
         resource=call.resource.qualified,
         namespace=call.namespace,
+        version=call.resource.version,
         retry_after_s=float(asked) if asked.isascii() and asked.isdigit() else 0.0,
     )
 

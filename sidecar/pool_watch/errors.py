@@ -51,16 +51,24 @@ _BY_CODE: dict[int, type[ApiFailure]] = {401: Unauthorised, 403: Denied, 410: Ex
 
 
 def failure(
-    code: int, message: str, *, verb: str, resource: str, namespace: str, retry_after_s: float = 0.0
+    code: int,
+    message: str,
+    *,
+    verb: str,
+    resource: str,
+    namespace: str,
+    version: str = "",
+    retry_after_s: float = 0.0,
 ) -> ApiFailure:
-    """The error for a status. `resource` as in `pods` or `leases.coordination.k8s.io`."""
+    """The error for a status. `resource`: `pods` or `leases.coordination.k8s.io`; `version`: `v1`."""
     where = f"in namespace {namespace}" if namespace else "in all namespaces"
     if code == 403:
         sentence = (
             f"{_who(message)} may not {verb} {resource} {where}: grant it by a Role and a RoleBinding there"
         )
     elif code == 404 and verb in ("list", "watch"):
-        sentence = f"{verb} {resource} {where}: the server does not serve this kind (is its CRD installed?)"
+        kind = f"{version} of this kind (is its CRD installed, in that version?)"
+        sentence = f"{verb} {resource} {where}: the server does not serve {kind}"
     else:
         sentence = f"{verb} {resource} {where}: {code} {message[:200]}"
     return _BY_CODE.get(code, ApiFailure)(sentence, code, retry_after_s=retry_after_s)

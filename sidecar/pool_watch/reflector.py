@@ -223,6 +223,7 @@ class Reflector(Generic[V]):
             verb="watch",
             resource=selection.resource.qualified,
             namespace=selection.namespace,
+            version=selection.resource.version,
         )
 
     def _take(self, obj: msgspec.Raw, put: Callable[[str, V], None]) -> None:

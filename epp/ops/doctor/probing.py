@@ -102,7 +102,10 @@ def scores(facts: Facts, blamed: frozenset[str]) -> Check:
     if repeat is None:
         return Check("scores", _unprobed(facts, "give --gateway"), judged=False)
     if repeat.fault is not None:
-        remedy = "is it the gateway in front of this picker, and does it route to the pool?"
+        remedy = (
+            "is it the gateway in front of this picker, does it route to the pool, and do both speak TLS "
+            "(or neither: --secure-serving)?"
+        )
         return Check("scores", "no answer", (Finding(repeat.gateway, repeat.fault, remedy),))
     found: tuple[Finding, ...] = ()
     if repeat.prompt_tokens is None:

@@ -188,7 +188,9 @@ async def running_picker(
             ports = json.loads(await reader.readline())
         async with (
             aiohttp.ClientSession() as session,
-            await gateway.channel_to(ports["grpc_port"]) as channel,
+            await gateway.channel_to(
+                ports["grpc_port"], secure="--secure-serving=false" not in arguments
+            ) as channel,
         ):
             yield Picker(process, ports, channel, session, token)
     finally:

@@ -64,8 +64,8 @@ class Rollout:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, picker_ports: list[int]) -> AsyncIterator[str]:
-    """The local fleet's Envoy with several pickers; its URL."""
+async def gateway(folder: Path, picker_ports: list[int], *, tls: bool = True) -> AsyncIterator[str]:
+    """The local fleet's Envoy with several pickers, to which it speaks TLS or plain HTTP/2; its URL."""
     gateway_port, lab_port, admin_port = free_ports(3)
     ports = ControlPorts(gateway_port, lab_port, admin_port, picker_ports[0], 0, 0)
     config = local_envoy.bootstrap(ports)
@@ -77,6 +77,8 @@ async def gateway(folder: Path, picker_ports: list[int]) -> AsyncIterator[str]:
                 "no_traffic_healthy_interval": "0.1s",
                 "unhealthy_threshold": 1,
             }
+            if not tls:
+                del cluster["transport_socket"]
             endpoints = [{"endpoint": {"address": test_envoy.address(port)}} for port in picker_ports]
             cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
     path = folder / "envoy.json"

@@ -9,16 +9,16 @@ from typing import Any
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+_OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]  # a new channel is a new handshake
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 
-async def channel_to(port: int) -> grpc.aio.Channel:
+async def channel_to(port: int, *, secure: bool = True) -> grpc.aio.Channel:
     """Trusts whatever certificate the server shows now."""
+    if not secure:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OWN_POOL)
     pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
-    options = [
-        ("grpc.ssl_target_name_override", "localhost"),
-        ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new handshake
-    ]
+    options = [("grpc.ssl_target_name_override", "localhost"), *_OWN_POOL]
     return grpc.aio.secure_channel(
         f"127.0.0.1:{port}", grpc.ssl_channel_credentials(pem.encode()), options=options
     )

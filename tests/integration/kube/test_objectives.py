@@ -77,7 +77,7 @@ async def test_a_kind_that_is_not_installed_is_empty(
         async with asyncio.timeout(BOUND_S):
             while watch.statuses[1].error is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        assert "is its CRD installed?" in (watch.statuses[1].error or "")
+        assert "is its CRD installed" in (watch.statuses[1].error or "")
         assert target(watch) is None
 
 

@@ -205,18 +205,56 @@ async def test_churn_over_the_wire_leaves_nothing(kube: KubeServer, watching: Wa
         )
 
 
+OLDER = "inference.networking.x-k8s.io"
+
+
+def serve_the_older_pool(kube: KubeServer) -> None:
+    """InferencePool v1alpha2 as gateways had it before v1, and one that would select other pods."""
+    names = {"kind": "InferencePool", "plural": "inferencepools", "singular": "inferencepool"}
+    spec = {"group": OLDER, "scope": "Namespaced", "names": names}
+    spec["versions"] = [{"name": "v1alpha2", "served": True, "storage": True}]
+    kube.store.create(kinds.CRDS.key, "", {"metadata": {"name": f"inferencepools.{OLDER}"}, "spec": spec})
+    old = {"selector": {"app": "old"}, "targetPortNumber": 9999, "extensionRef": {"name": "epp"}}
+    key = (OLDER, "v1alpha2", "inferencepools")
+    kube.store.create(key, "default", {"metadata": {"name": "llama"}, "spec": old})
+    add_pod(kube, "old", "10.0.0.9", app="old")
+
+
+async def test_where_both_versions_are_served_only_v1_is_read(kube: KubeServer, watching: Watching) -> None:
+    """S-G03: a cluster in the middle of its migration."""
+    serve_the_older_pool(kube)
+    kube.store.create(kinds.INFERENCE_POOLS, "default", pool(8000))
+    add_pod(kube, "a", "10.0.0.1")
+    async with watching() as watched:
+        await watched.until("a/0")
+        assert watched.log == ["put a/0 10.0.0.1:8000"]
+        assert watched.watch.problem is None
+    assert not [call for call in kube.requests if OLDER in str(call)]
+
+
+async def test_the_older_group_has_no_v1_and_that_is_said(kube: KubeServer, watching: Watching) -> None:
+    """S-G03: `--pool-group` of an old installation. Nothing is guessed from an object of another form."""
+    serve_the_older_pool(kube)
+    async with watching(group=OLDER) as watched:
+        await kube.notice.until(lambda: kube.count("list", "inferencepools") == 2)
+        assert "does not serve v1 of this kind" in str(watched.watch.problem)
+        assert watched.members == {}
+
+
 async def test_a_cluster_without_the_crd_is_told_and_waited_for(kube: KubeServer, watching: Watching) -> None:
-    """S-G03: the kind comes with an installation that may be late."""
+    """S-G03: the kind comes with an installation that may be late, and may have been of an older one."""
     key, name = kinds.CRDS.key, "inferencepools.inference.networking.k8s.io"
     crd = kube.store.get(key, "", name)
     kube.store.delete(key, "", name)
+    serve_the_older_pool(kube)
     add_pod(kube, "a", "10.0.0.1")
     async with watching() as watched:
         await kube.notice.until(lambda: kube.count("list", "inferencepools") == 3)
         assert watched.watch.problem == (
             "list inferencepools.inference.networking.k8s.io in namespace default: the server does not serve "
-            "this kind (is its CRD installed?)"
+            "v1 of this kind (is its CRD installed, in that version?)"
         )
+        assert watched.members == {}
         kube.store.create(key, "", {"metadata": {"name": name}, "spec": crd["spec"]})
         kube.store.create(kinds.INFERENCE_POOLS, "default", pool(8000))
         await watched.until("a/0")
