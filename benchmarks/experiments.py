@@ -38,12 +38,14 @@ def arms() -> dict[str, tuple[str, PullSettings | None]]:
     """Configuration and thresholds by name."""
     sample = (ROOT / "config" / "epp" / "second-copy.yaml").read_text()
     without = sample.replace("      - pluginRef: kvpull-second-copy-filter\n", "")
+    policies = ROOT / "simulator/data/policies"
     soonest = (ROOT / "config" / "epp" / "predicted-ttft.yaml").read_text()
     return {
         "affinity": (without, None),
         "affinity, second copy": (sample, None),
         "predicted TTFT": (soonest, settings_of(COST, PROFILE)),
-        "token-aware + P2P": ((ROOT / "simulator/data/policies/tokenaware-p2p.yaml").read_text(), None),
+        "token-aware + P2P": ((policies / "tokenaware-p2p.yaml").read_text(), None),
+        "token-aware + requests + P2P": ((policies / "tokenaware-requests-p2p.yaml").read_text(), None),
         "load + P2P": ((ROOT / "config" / "epp" / "load-first.yaml").read_text(), None),
     }
 

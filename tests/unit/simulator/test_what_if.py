@@ -114,11 +114,35 @@ def test_arms_say_what_a_thresholds_document_would() -> None:
     assert cost.recompute_seed.at_ms(8192) == pytest.approx(PROFILE.timing.recompute_ms(8192))
 
 
-def test_among_equals_the_configuration_stays_and_then_the_highest_threshold_wins() -> None:
-    def arm(name: str, ttft_s: float, pulls: float = 5.0) -> Arm:
-        values = {"ttft_mean_s": Estimate(ttft_s, 0.001, 3), "pulls": Estimate(pulls, 0.0, 3)}
-        return Arm(name, values, ArmResult({}, (), {}, {}))
+def arm(name: str, ttft_s: float, pulls: float = 5.0, spread_s: float = 0.001, seeds: int = 3) -> Arm:
+    mean = Estimate(ttft_s, spread_s, seeds)
+    values = dict.fromkeys(("ttft_mean_s", "ttft_p50_s", "ttft_p99_s"), mean)
+    values |= {"pulls": Estimate(pulls, 0.0, seeds), "rate_per_s": Estimate(4.0 / ttft_s, 0.0, seeds)}
+    return Arm(name, values, ArmResult({}, (), {}, {}))
 
+
+@pytest.mark.parametrize(
+    ("ttft_s", "spread_s", "seeds", "pays", "said"),
+    [
+        (1.0, 0.1, 3, True, "clearly pulls pay here"),
+        (1.0, 0.6, 3, False, "the intervals overlap, so no gain is shown"),
+        (1.0, 0.0, 1, True, "with --seeds 3 it is known how surely"),
+        (1.98, 0.0, 1, False, "no gain is shown, less than 2%"),
+        (1.98, 0.001, 3, False, "no gain is shown, less than 2%"),
+        (2.5, 0.0, 3, False, "no gain is shown"),
+    ],
+)
+def test_what_one_seed_or_one_percent_shows_is_not_called_clear(
+    ttft_s: float, spread_s: float, seeds: int, pays: bool, said: str
+) -> None:
+    without = arm(NO_PULLS, 2.0, 0.0, spread_s, seeds)
+    found = verdict([arm(AS_CONFIGURED, ttft_s, spread_s=spread_s, seeds=seeds), without])
+    assert found.pays is pays
+    assert found.sentence.endswith(f"{said}.")
+    assert f"({ttft_s / 2 - 1:+.0%}; p50 {ttft_s / 2 - 1:+.0%}, p99 " in found.sentence
+
+
+def test_among_equals_the_configuration_stays_and_then_the_highest_threshold_wins() -> None:
     without = arm(NO_PULLS, 2.0, 0.0)
     lower, higher = arm("threshold 2,048", 1.0), arm("threshold 8,192", 1.01)
     found = verdict([arm(AS_CONFIGURED, 1.5), without, lower, higher, arm("threshold 16,384", 1.2)])
