@@ -51,7 +51,7 @@ async def restarted_picker(scene: Scene) -> Row:
     """Row 7; with it the picker returns to aggregated serving. The owner's core is stopped meanwhile, so that
     what it holds stays unknown until that has been looked at."""
     fleet, findings = scene.fleet, Findings()
-    await scene.own(scene.turn("jetty", "What is this?"), "own-jetty", DOCUMENT_TOKENS)
+    await scene.hold(OWNER, scene.body("jetty", "What is this?"), "own-jetty", DOCUMENT_TOKENS)
     body = scene.body("jetty", "Is anybody there?")
     with _stopped(fleet.pids[OWNER], CORE):
         await fleet.stop_picker()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.local.client import COMPLETIONS
+from deploy.local.client import CHAT, COMPLETIONS, Answer
 from deploy.local.envoy import LAB_SUBSET_HEADER
 from deploy.local.fleet import Fleet
 from deploy.local.report import Reporter
@@ -69,6 +69,13 @@ class Scene:
         seen = await ask(self.fleet, body, name, client=self.fleet.lab, headers=self.steer(OWNER))
         await self.until_known(OWNER, before + tokens // self.block_size)
         return seen
+
+    async def hold(self, pod: str, body: dict[str, Any], name: str, tokens: int) -> Answer:
+        """As `own`, of any pod, asked on its own port: whatever the picker would say."""
+        before = (await self.fleet.picker.endpoints())[pod].blocks_cpu
+        answer = await self.fleet.engine_client(pod).stream(CHAT, body, request_id=name)
+        await self.until_known(pod, before + tokens // self.block_size)
+        return answer
 
     async def until_known(self, pod: str, blocks: int) -> None:
         """Until the picker has heard that `pod` holds at least so many blocks in its CPU tier."""
