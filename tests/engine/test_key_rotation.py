@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.engine.pull_engines import BLOCK_BYTES, KEY, PullEngine, fresh, until
 
+pytestmark = pytest.mark.timeout(900)
 BLOCKS = 2
 NEW = KEY[::-1]
 

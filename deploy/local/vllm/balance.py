@@ -22,8 +22,8 @@ PODS_NEEDED: Final = 3
 REQUESTS: Final = 48
 _DOCUMENTS: Final = 6
 _PREFIX_TOKENS: Final = 2304  # above the minimum gain of 2,048
-_DEEP_QUEUE: Final = 8
-_SHORT_QUEUE: Final = 3
+_DEEP_QUEUE: Final = 14
+_SHORT_QUEUE: Final = 9  # deep enough that its holder is not chosen to compute, which has the prefix
 # a source is sampled by the request id: fixed ids repeat the outcome, and uuids spread as a client's do
 _IDS: Final = uuid.UUID("0b8f0f52-64a5-4f0e-8a0e-2f1f6f4f6d11")
 

@@ -51,7 +51,7 @@ async def restarted_picker(scene: Scene) -> Row:
     """Row 7; with it the picker returns to aggregated serving. The owner's core is stopped meanwhile, so that
     what it holds stays unknown until that has been looked at."""
     fleet, findings = scene.fleet, Findings()
-    await scene.own(scene.turn("jetty", "What is this?"), "own-jetty", DOCUMENT_TOKENS)
+    await scene.hold(OWNER, scene.body("jetty", "What is this?"), "own-jetty", DOCUMENT_TOKENS)
     body = scene.body("jetty", "Is anybody there?")
     with _stopped(fleet.pids[OWNER], CORE):
         await fleet.stop_picker()
@@ -88,7 +88,10 @@ async def source_killed(scene: Scene) -> Row:
         asking = asyncio.create_task(fleet.gateway.stream(CHAT, body, request_id="row-08"))
         try:
             await _until_leased(scene, asking)
+            left = _shared_memory(fleet.pids[OWNER])
             await fleet.kill_engine(OWNER)
+            for path in left:
+                path.unlink(missing_ok=True)
             killed_after_ms = (time.perf_counter() - started_s) * 1e3
             answer = await asking
         finally:
@@ -163,9 +166,27 @@ def _stopped(group: int, title: bytes) -> Iterator[None]:
 
 def _process(group: int, title: bytes) -> int:
     """The process of that group whose command line has `title`. Raises FleetError."""
+    for entry in _processes(group):
+        with contextlib.suppress(OSError):
+            if title in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+    raise FleetError(f"no process of group {group} is a {title.decode()}")
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """vLLM's own files in /dev/shm, which a killed one leaves behind; the CPU tier's has no name."""
+    found = set()
+    for entry in _processes(group):
+        with contextlib.suppress(OSError):
+            words = (entry / "maps").read_text().split()
+            found |= {Path(word) for word in words if word.startswith(("/dev/shm/psm_", "/dev/shm/sem.mp-"))}
+    return found
+
+
+def _processes(group: int) -> Iterator[Path]:
+    """Directories in /proc of the processes of that group."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getpgid(int(entry.name)) == group and title in (entry / "cmdline").read_bytes():
-                    return int(entry.name)
-    raise FleetError(f"no process of group {group} is a {title.decode()}")
+                if os.getpgid(int(entry.name)) == group:
+                    yield entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.local.client import CHAT
+from deploy.local.client import CHAT, COMPLETIONS, Answer
 from deploy.local.envoy import LAB_SUBSET_HEADER
 from deploy.local.fleet import Fleet
 from deploy.local.report import Reporter
@@ -70,6 +70,13 @@ class Scene:
         await self.until_known(OWNER, before + tokens // self.block_size)
         return seen
 
+    async def hold(self, pod: str, body: dict[str, Any], name: str, tokens: int) -> Answer:
+        """As `own`, of any pod, asked on its own port: whatever the picker would say."""
+        before = (await self.fleet.picker.endpoints())[pod].blocks_cpu
+        answer = await self.fleet.engine_client(pod).stream(CHAT, body, request_id=name)
+        await self.until_known(pod, before + tokens // self.block_size)
+        return answer
+
     async def until_known(self, pod: str, blocks: int) -> None:
         """Until the picker has heard that `pod` holds at least so many blocks in its CPU tier."""
         await until(
@@ -83,8 +90,8 @@ class Scene:
         """Empty both tiers of `pod`, and wait until the picker has heard of it. vLLM tells events in steps
         only, so it is given one; a prompt below a block leaves nothing behind."""
         await self.fleet.engine(pod).reset_cache(cpu_tier_too=True)
-        nudge = chat([{"role": "user", "content": "?"}], max_tokens=1)
-        await self.fleet.engine_client(pod).stream(CHAT, nudge, request_id=f"nudge-{pod}")
+        nudge = {"prompt": [20, 21, 22], "max_tokens": 1}
+        await self.fleet.engine_client(pod).stream(COMPLETIONS, nudge, request_id=f"nudge-{pod}")
         await until(
             f"the picker knows that {pod} holds nothing",
             self.fleet.picker.endpoints,
