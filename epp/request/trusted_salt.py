@@ -29,6 +29,7 @@ from sidecar.json_bytes import without_top_members
 
 SALT_FIELD: Final = "cache_salt"
 HEADER, MISSING, AMBIGUOUS = "header", "missing", "ambiguous"
+_LOST: Final = "\ufffd"
 _DOMAIN: Final = b"kvpull cache salt of a tenant\x00"
 _OBJECT_START: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 # letters of a member's name can be written so, and so the name can hide
@@ -47,15 +48,14 @@ class TrustedSalt:
 
     def salt_of(self, values: Sequence[str]) -> tuple[str, str]:
         """The salt of a request with these `values` of the header, and where it is from. Without exactly one
-        value nobody vouches for the caller: the salt is random, and shares nothing with anybody."""
-        if len(values) > 1:
+        value nobody vouches for the caller: the salt is random, and shares nothing with anybody. Nor does one
+        whose bytes are no UTF-8, of which some were lost."""
+        if len(values) > 1 or any(_LOST in value for value in values):
             return secrets.token_hex(32), AMBIGUOUS
         tenant = values[0].strip() if values else ""
         if not tenant:
             return secrets.token_hex(32), MISSING
-        digest = hmac.new(
-            self.key or b"", _DOMAIN + tenant.encode("utf-8", "surrogateescape"), hashlib.sha256
-        )
+        digest = hmac.new(self.key or b"", _DOMAIN + tenant.encode(), hashlib.sha256)
         return digest.hexdigest(), HEADER
 
 

@@ -62,6 +62,7 @@ def test_with_a_key_nobody_else_can_compute_it() -> None:
         (["  "], MISSING),
         (["acme", "acme"], AMBIGUOUS),
         (["", "acme"], AMBIGUOUS),
+        ([b"caf\xe9".decode("utf-8", "replace")], AMBIGUOUS),  # or another letter: nobody knows,
     ],
 )
 def test_without_one_word_of_the_gateway_a_request_shares_with_nobody(values: list[str], source: str) -> None:
