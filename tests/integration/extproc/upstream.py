@@ -52,6 +52,8 @@ class Upstream:
         if request.path.startswith("/refuse/"):
             headers = {"x-upstream": self.name}
             return web.Response(status=400, body=REFUSAL, content_type="application/json", headers=headers)
+        if request.path.startswith("/echo/"):
+            return web.Response(body=b"data: " + self.bodies[-1] + b"\n\n", content_type="text/event-stream")
         if request.path == "/named":
             return web.Response(body=NAMED, content_type="application/json")
         if request.path == "/compressed":  # whatever the request allows
