@@ -30,6 +30,7 @@ from sidecar.json_bytes import without_top_members
 SALT_FIELD: Final = "cache_salt"
 HEADER, MISSING, AMBIGUOUS = "header", "missing", "ambiguous"
 _LOST: Final = "\ufffd"
+INLINE_BYTES: Final = 8 << 10  # a larger body is changed in a thread: 2 ms where all of it is tiny values
 _DOMAIN: Final = b"kvpull cache salt of a tenant\x00"
 _OBJECT_START: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 # letters of a member's name can be written so, and so the name can hide
