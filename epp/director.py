@@ -24,6 +24,7 @@ from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
 from epp.request.pieces import prompt_pieces
 from epp.request.tokenise import Tokeniser
+from epp.request.trusted_salt import INLINE_BYTES as SALT_INLINE_BYTES
 from epp.request.trusted_salt import TrustedSalt, salted_body
 from epp.request_steps import Asked, Counted, InFlight, log_decision
 from epp.request_terms import RequestTerms
@@ -80,7 +81,7 @@ class Director:
         trace = None if self._tracer is None else RequestTrace(self._tracer, head.headers)
         wishes = read_wishes(head.headers)
         asked = Asked(head, body or b"", _read_headers(head), wishes, self._clock(), trace)
-        if wishes.model is not None or blocks_for_long(asked.body, asked.headers):
+        if wishes.model is not None or self._blocks_for_long(asked):
             return self._decide_long(asked)
         parsed, asked = self._understood(asked)
         if self._terms.other_model(wishes, parsed.model, head.request_id) is not None:
@@ -92,6 +93,11 @@ class Director:
         if parsed.prompt is not None and self._tokeniser is not None:
             token_ids = self._tokeniser.token_ids_at_once(parsed.prompt)
         return self._route(counted, token_ids)
+
+    def _blocks_for_long(self, asked: Asked) -> bool:
+        """Whether reading the body, and changing it where a salt has to be set, belongs in a thread."""
+        changes = self._trusted_salt is not None and len(asked.body) > SALT_INLINE_BYTES
+        return changes or blocks_for_long(asked.body, asked.headers)
 
     def _is_quick(self, asked: Asked, parsed: ParsedRequest) -> bool:
         """Its tokens are known in less time than a thread needs to start; or it has none."""
@@ -329,14 +335,12 @@ class Director:
         trusted = self._trusted_salt
         if trusted is None:
             return asked
-        removed: tuple[str, ...] = (trusted.header,)
         salt, came_from = trusted.salt_of(asked.head.headers.all(trusted.header))
         body = salted_body(asked.body, asked.head.path, asked.headers, salt) if asked.body else None
         if body is None:
-            return replace(asked, removed=removed)
+            return replace(asked, removed=(trusted.header,))
         self._metrics.salts.labels(came_from).inc()
-        if "content-encoding" in asked.headers:
-            removed = (*removed, "content-encoding")
+        removed = (trusted.header, "content-encoding")  # what was compressed goes on decoded
         headers = {name: value for name, value in asked.headers.items() if name not in removed}
         return replace(asked, body=body, new_body=body, headers=headers, removed=removed)
 

@@ -14,7 +14,9 @@ from collections import OrderedDict
 from typing import Final
 
 DEFAULT_CACHE_BYTES: Final = 256 << 20
-ENTRY_OVERHEAD_BYTES: Final = 256  # key, value header and dictionary slot, rounded up
+ENTRY_OVERHEAD_BYTES: Final = (
+    288  # key, value header, dictionary slot and node; of resident memory, rounded up
+)
 _DIGEST_BYTES: Final = 16
 _KEY_BYTES: Final = 32
 

@@ -10,6 +10,7 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {
@@ -27,9 +28,12 @@ CONFIG = {
 
 @asynccontextmanager
 async def picker(
-    folder: Path, flags: Sequence[str] = (), environment: dict[str, str] | None = None
+    folder: Path,
+    flags: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    log: IO[bytes] | None = None,
 ) -> AsyncIterator[tuple[Process, dict[str, int]]]:
-    """The process and its ports; `folder` has an endpoints.json."""
+    """The process and its ports; `folder` has an endpoints.json. `log`: where it goes instead of ours."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     read_fd, write_fd = os.pipe()
     process = await asyncio.create_subprocess_exec(
@@ -40,6 +44,7 @@ async def picker(
         cwd=ROOT,
         pass_fds=(write_fd,),
         env=os.environ | (environment or {}),
+        stderr=log,
     )
     os.close(write_fd)
     try:

@@ -17,6 +17,7 @@ EVENTS = [
     b"data: [DONE]\n\n",
 ]
 ANSWER = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1}}'
+REFUSAL = b'{"error":{"message":"prompt must not be empty","code":400}}'
 NAMED = b'{"id":"1", "model": "m"}'
 
 
@@ -32,7 +33,7 @@ class Upstream:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self.runner = web.AppRunner(app)
+        self.runner = web.AppRunner(app, auto_decompress=False)  # bodies as they came
         await self.runner.setup()
         site = web.TCPSite(self.runner, host, port)
         await site.start()
@@ -48,6 +49,11 @@ class Upstream:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.path == "/stream":
             return await self._stream(request)
+        if request.path.startswith("/refuse/"):
+            headers = {"x-upstream": self.name}
+            return web.Response(status=400, body=REFUSAL, content_type="application/json", headers=headers)
+        if request.path.startswith("/echo/"):
+            return web.Response(body=b"data: " + self.bodies[-1] + b"\n\n", content_type="text/event-stream")
         if request.path == "/named":
             return web.Response(body=NAMED, content_type="application/json")
         if request.path == "/compressed":  # whatever the request allows

@@ -270,3 +270,28 @@ def test_falling_asleep_voids_what_an_endpoint_holds() -> None:
     assert pool.ask().choice.source is None
     pool.metrics("b", waiting=0.0, asleep=False)
     assert cache.stats(b).counters.distrusted == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "held_blocks", "gain"),
+    [(5, 0, None), (BLOCK - 1, 1, None), (BLOCK, 1, BLOCK), (2 * BLOCK - 1, 2, BLOCK)],
+)
+def test_s_b11_whole_blocks_only_are_gained_whatever_the_threshold(
+    prompt: int, held_blocks: int, gain: int | None
+) -> None:
+    """With a threshold of one token: a prompt below a block gains nothing, and none gains part of a block."""
+    pool = Pool(replace(SETTINGS, source_producer=SourceProducer(1)))
+    if held_blocks:
+        pool.hold("b", held_blocks)
+    pool.metrics("b", waiting=9.0)
+    for number in range(4):
+        pool.picker.ledger.book(
+            f"x{number}",
+            serving=EndpointId("b"),
+            computing=EndpointId("b"),
+            source=None,
+            uncached_prompt_tokens=0,
+        )
+    decision = pool.ask(token_ids=PROMPT[:prompt])
+    assert decision.destination.id.pod != "b"
+    assert (decision.choice.source.gain_tokens if decision.choice.source else None) == gain

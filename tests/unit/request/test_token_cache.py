@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 from epp.request.token_cache import ENTRY_OVERHEAD_BYTES, TokenCache
 
@@ -61,3 +62,18 @@ def test_threads_keep_the_size_true() -> None:
         thread.join()
     assert cache.size_bytes == len(cache) * (ENTRY_OVERHEAD_BYTES + 4)
     assert len(cache) == 50
+
+
+def test_the_bound_is_one_of_memory_for_the_smallest_entries_too() -> None:
+    """A hostile client's best: texts of one token each, never the same twice."""
+    cache = TokenCache(1 << 20)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(20_000):
+            cache.put(cache.digest(number.to_bytes(4), False), number.to_bytes(4))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(cache) < 4_000  # most had to go
+    assert after - before <= cache.size_bytes <= 1 << 20

@@ -62,6 +62,7 @@ def test_with_a_key_nobody_else_can_compute_it() -> None:
         (["  "], MISSING),
         (["acme", "acme"], AMBIGUOUS),
         (["", "acme"], AMBIGUOUS),
+        ([b"caf\xe9".decode("utf-8", "replace")], AMBIGUOUS),  # or another letter: nobody knows,
     ],
 )
 def test_without_one_word_of_the_gateway_a_request_shares_with_nobody(values: list[str], source: str) -> None:
@@ -177,6 +178,8 @@ def test_a_body_too_large_to_be_read_is_changed_if_it_brings_no_salt_and_refused
         assert orjson.loads(found)["cache_salt"] == SALT
     ids = b'{"prompt":[' + b",".join([b"[1]"] * 60_000) + b"]}"  # small, and too dense
     assert orjson.loads(salted(ids, "/v1/completions") or b"")["cache_salt"] == SALT
+    escapes = b'"a":"' + b"\\n" * 100_001 + b'"}'
+    assert salted(b"{" + escapes) == b"{" + MEMBER + b"," + escapes
     for brought in (
         b'{"cache_salt":"theirs",' + text,
         b'{"cache\\u005fsalt":"theirs",' + text,
@@ -184,13 +187,15 @@ def test_a_body_too_large_to_be_read_is_changed_if_it_brings_no_salt_and_refused
         text[:-1] + b',"cache_salt":"theirs"}',
         b'{"a":"' + b"z" * ((1 << 20) - 12) + b'","cache_salt":"theirs",' + text,  # across two windows
         ids[:-1] + b',"cache_salt":"theirs"}',
+        b'{"cache_salt":"theirs","a":"' + b"\\n" * 100_001 + b'"}',
         (b'{"cache_salt":"theirs",' + text).decode().encode("utf-16"),
         (b'{"cache_salt":"theirs",' + text).decode().encode("utf-16-le"),
         (b'{"cache_salt":"theirs",' + text).decode().encode("utf-16-be"),
         b'\xef\xbb\xbf{"cache_salt":"theirs",' + text,
     ):
-        with pytest.raises(BodyTooLarge):
+        with pytest.raises(BodyTooLarge) as refused:
             salted(brought)
+        assert "theirs" not in str(refused.value)
 
 
 def test_a_grpc_call_cannot_carry_one() -> None:
