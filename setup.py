@@ -24,11 +24,13 @@ _INDEX = Extension(
         "epp/core/_compiled_records.pxi",
         "epp/core/_compiled_table.pxi",
         "epp/core/_compiled_waiting.pxi",
+        "epp/core/_compiled_windows.pxi",
         "epp/core/_holder_table.h",
         "epp/core/_map_segment.h",
         "epp/core/_packed_events.h",
         "epp/core/_prompt_walk.h",
         "epp/core/_u64_map.h",
+        "epp/core/_window_walk.h",
     ],
 )
 _COLUMNS = Extension("epp.core._compiled_columns", ["epp/core/_compiled_columns.pyx"])

@@ -123,7 +123,7 @@ class EventInputs:
 
     def _event(self) -> Any:
         rng = self._rng
-        kind = rng.choices(("BlockStored", "BlockRemoved", "AllBlocksCleared", "Future"), (60, 30, 1, 2))[0]
+        kind = rng.choices(("BlockStored", "BlockRemoved", "AllBlocksCleared", "Future"), (60, 30, 3, 2))[0]
         fields = (
             self._stored() if kind == "BlockStored" else self._removed() if kind == "BlockRemoved" else {}
         )
@@ -156,6 +156,7 @@ class EventInputs:
         extras: Any = rng.choice((None, [None] * count, [None] * count, [None] * count))
         if rng.random() < 0.1:
             extras = [rng.choice((None, [], ["salt"], ["tuned"], [1.5], [b"x", 7])) for _ in range(count)]
+        group = self._group()
         return {
             "block_hashes": [n.to_bytes(32, "big") if as_bytes else n for n in names],
             "parent_block_hash": names[0] - 1 if first else None,
@@ -165,9 +166,22 @@ class EventInputs:
             "medium": rng.choice(("GPU", "GPU", "CPU", None, "DISK")),
             "lora_name": lora,
             "extra_keys": extras,
-            "group_idx": rng.choice((0, 0, 0, None, 1)),
+        } | group
+
+    def _group(self) -> dict[str, Any]:
+        """Mostly one full-attention and one sliding-window group, because any other ends all claims."""
+        rng, wild = self._rng, self._rng.random() < 0.01
+        if rng.random() < 0.4:
+            window = rng.choice((None, 0, -1, 1 << 31, 1 << 40)) if wild else 12
+            return {
+                "group_idx": 2,
+                "kv_cache_spec_kind": "sliding_window",
+                "kv_cache_spec_sliding_window": window,
+            }
+        return {
+            "group_idx": rng.choice((None, 1) if wild else (0, 0, None)),
             "kv_cache_spec_kind": rng.choice(
-                ("full_attention", "full_attention", "mla_attention", None, "mamba")
+                ("mla_attention", None, "mamba") if wild else ("full_attention",)
             ),
         }
 
@@ -177,7 +191,7 @@ class EventInputs:
         return {
             "block_hashes": names,
             "medium": rng.choice(("GPU", "CPU", None, "DISK")),
-            "group_idx": rng.choice((None, 0, 0, 1)),
+            "group_idx": rng.choice((None, 0, 0, 2)) if rng.random() < 0.99 else 1,
         }
 
     def _damaged(self, payload: bytes) -> bytes:

@@ -25,7 +25,7 @@ from engine_plugin.identity import EndpointId
 from epp.core.engine_blocks import IndexLimits
 from epp.core.events import Batch
 from epp.core.index_choice import COMPILED, PURE, available_indexes
-from epp.core.prefix_index import PrefixIndex, PythonPrefixIndex
+from epp.core.prefix_index import PrefixIndex, PrefixQuery, PythonPrefixIndex
 from epp.kvevents.codec import decode_batch
 from epp.kvevents.framing import CodecError
 from epp.kvevents.packed_codec import Decode, make_packed_decoder
@@ -33,8 +33,16 @@ from epp.kvevents.packed_codec import Decode, make_packed_decoder
 ENDPOINTS: Final = tuple(EndpointId(f"pod-{number}") for number in range(4))
 LIMITS: Final = IndexLimits(max_blocks=5_000, max_waiting_blocks=500, max_remembered_blocks=200)
 CHECK_EVERY: Final = 1_000
+LOOK_UP_EVERY: Final = 10
 MAX_GROWTH_BYTES: Final = 32 << 20
 SEED: Final = b"f" * 16
+# the first blocks of the chains of `event_inputs`
+PROMPTS: Final = [
+    PrefixQuery(
+        [t for name in range(chain * 50, chain * 50 + 30) for t in (name, 200 + name, 40_000, 2**31 + name)]
+    )
+    for chain in range(8)
+]
 
 
 class Disagreement(AssertionError):
@@ -49,6 +57,8 @@ class Figures:
     other_events: int = 0
     stored_blocks: int = 0
     removed_blocks: int = 0
+    windowed_blocks: int = 0  # of sliding-window groups
+    found_blocks: int = 0  # in look-ups of the chains that the inputs are about
     checks: int = 0
     resident_after_tenth_mib: float = 0.0
     resident_at_end_mib: float = 0.0
@@ -114,6 +124,17 @@ class Fuzz:
             raise Disagreement("the indexes count differently")
         figures.stored_blocks += applied.stored_blocks
         figures.removed_blocks += applied.removed_blocks
+        figures.windowed_blocks += applied.windowed_blocks
+
+        if figures.inputs % LOOK_UP_EVERY == 0:
+            self._look_up()
+
+    def _look_up(self) -> None:
+        """Raises Disagreement."""
+        found = [self._index.depths(prompt, ENDPOINTS) for prompt in PROMPTS]
+        self.figures.found_blocks += sum([d.blocks for depths in found for d in depths.values()])
+        if self._pure is not None and found != [self._pure.depths(prompt, ENDPOINTS) for prompt in PROMPTS]:
+            raise Disagreement("the indexes find different depths")
 
     def check(self) -> None:
         """Raises Disagreement or IndexCorrupt."""

@@ -31,6 +31,7 @@ from epp.core.name_sample import SAMPLE_SIZE as _SAMPLE_SIZE
 from epp.core.packed_events import RECORD, PackedBatch
 from epp.core.prefix_index import Depths, PythonPrefixIndex
 from epp.core.types import CacheTier
+from epp.core.window_groups import WindowGroups
 
 cdef extern from "_holder_table.h":
     ctypedef struct u64_map:
@@ -61,6 +62,7 @@ cdef extern from "_holder_table.h":
     void map_prefetch_ways(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_find(const u64_map *m, uint64_t key) noexcept
     uint8_t *map_add(u64_map *m, uint64_t key, uint32_t tag) noexcept
+    uint8_t *map_put(u64_map *m, uint64_t key, uint32_t tag, int *fresh) noexcept
     void map_del(u64_map *m, uint64_t key) noexcept
     uint8_t *map_next(const u64_map *m, map_cursor *at) noexcept
     uint64_t map_count_buckets(const u64_map *m) noexcept
@@ -90,8 +92,14 @@ cdef extern from "_prompt_walk.h":
         size_t block_bytes, blocks
         uint64_t root
     void walk_blocks(
-        const holder_table *t, holder_walk *w, const uint64_t *secrets, const walk_prompt *p, uint64_t *keys
+        const holder_table *t, holder_walk *w, const uint64_t *secrets, const walk_prompt *p, uint64_t *keys, int whole
     ) noexcept
+
+cdef extern from "_window_walk.h":
+    ctypedef struct window_group:
+        const u64_map *held
+        uint64_t needed, run
+    uint64_t window_deepest(const uint64_t *keys, uint64_t depth, window_group *groups, uint32_t count) noexcept
 
 cdef extern from "_block_hash.h":
     ctypedef struct PyTypeObject:
@@ -110,6 +118,9 @@ cdef extern from "_packed_events.h":
         uint32_t extra_count
         uint32_t lora
         uint32_t group
+        uint32_t window, unused
+    const uint32_t PACKED_FULL_KINDS
+    const uint32_t PACKED_GROUP_SHIFT
     const uint32_t PACKED_STORED
     const uint32_t PACKED_REMOVED
     const uint32_t PACKED_CPU
@@ -143,6 +154,7 @@ include "_compiled_waiting.pxi"
 include "_compiled_blocks.pxi"
 include "_compiled_dump.pxi"
 include "_compiled_messages.pxi"
+include "_compiled_windows.pxi"
 
 
 cdef class _Asked:
@@ -222,8 +234,11 @@ cdef class _Asked:
         return found
 
 
-cdef bytes _walk(CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t root, bytes packed, size, bint whole):
-    """Hash and look up a prompt as long as anybody holds it. `whole`: hash all of it; the answer is its keys."""
+cdef bytes _walk(
+    CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t root, bytes packed, size, bint whole, bint kept
+):
+    """Hash and look up a prompt as long as anybody holds it. The answer is its keys: all of them if `whole`,
+    those that were looked up if they are to be `kept`."""
     cdef Py_ssize_t total = PyBytes_GET_SIZE(packed), block_bytes, count
     cdef bytes keys = b""
     cdef walk_prompt prompt
@@ -232,9 +247,11 @@ cdef bytes _walk(CompiledTable table, _Hash kernel, holder_walk *walk, uint64_t 
     block_bytes = size * TOKEN_BYTES
     count = total // block_bytes
     prompt = walk_prompt(_data(packed), block_bytes, count, root)
-    if whole:
+    if whole or kept:
         keys = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
-    walk_blocks(&table.table, walk, kernel.secrets.words, &prompt, <uint64_t *>_data(keys) if whole else NULL)
+    walk_blocks(
+        &table.table, walk, kernel.secrets.words, &prompt, <uint64_t *>_data(keys) if whole or kept else NULL, whole
+    )
     return keys
 
 
@@ -283,27 +300,29 @@ class CompiledPrefixIndex(PythonPrefixIndex):
         cdef CompiledTable table = self._table
         cdef _Hash kernel = self._hasher.hash
         cdef uint32_t family
+        chains = []  # the keys of each family, as far as they are asked for
         asked.look_up(self._endpoints)
         if asked.roots:
             packed = _pack(query.token_ids)
             for family, (model, size) in enumerate(asked.roots):
                 asked.start(family)
                 root = self._hasher.root(model, query.lora_name, query.cache_salt)
-                hashed = _walk(table, kernel, &asked.walk, root, packed, size, keys is not None)
+                hashed = _walk(
+                    table, kernel, &asked.walk, root, packed, size, keys is not None, bool(asked.limited)
+                )
+                chains.append(hashed)
                 if keys is not None:
                     keys[model, size] = array("Q", hashed)
         found = asked.result()
-        if asked.limited:
-            self._limit_families(asked, query, packed, found)
+        for family, chain in enumerate(chains if asked.limited else ()):
+            self._limit(found, chain, [endpoint for endpoint, number in asked.limited if number == family])
         return found
 
-    def _limit_families(self, _Asked asked, query, bytes packed, dict found):
-        for family, (model, size) in enumerate(asked.roots):
-            endpoints = [endpoint for endpoint, number in asked.limited if number == family]
-            deepest = max([found[endpoint].blocks for endpoint in endpoints], default=0)
-            root = self._hasher.root(model, query.lora_name, query.cache_salt)
-            keys = self._hasher.chain(root, packed[: deepest * size * TOKEN_BYTES], size)
-            self._limit(found, keys, endpoints)
+    def _groups_of(self, blocks):
+        if blocks.groups is None:
+            limits = self._limits
+            blocks.groups = CompiledGroups(self._table, limits.max_blocks, limits.max_waiting_blocks)
+        return blocks.groups
 
     def _freeze(self, blocks):
         return _Frozen(blocks)

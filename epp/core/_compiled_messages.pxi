@@ -79,7 +79,9 @@ cdef object _apply_packed(index, endpoint, batch):
         blocks = <CompiledBlocks?>known.blocks  # a clear brings new ones
         done = False
         # the main group's, as `group_events` tells it; which number that is, is learned in Python
-        main = not event.group or event.group - 1 == blocks.main_group
+        main = event.flags >> PACKED_GROUP_SHIFT < PACKED_FULL_KINDS and (
+            not event.group or event.group - 1 == blocks.main_group
+        )
         try:
             if event.kind == PACKED_STORED and main:
                 done = _store_packed(index, known, blocks, &p, &event, adapters)

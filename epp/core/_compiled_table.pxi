@@ -67,7 +67,7 @@ cdef class CompiledTable:
     """
 
     cdef holder_table table
-    cdef Secrets secrets  # five words for the table, two for the maps of engine names
+    cdef Secrets secrets  # five words for the table, two for the maps of engine names, two for lanes (one is both's)
     cdef uint64_t of_endpoints  # bytes of their maps, and the estimates for what lives in Python
     cdef uint64_t most, tight
     cdef public Py_ssize_t endpoints
@@ -109,6 +109,9 @@ cdef class CompiledTable:
     @property
     def is_tight(self):
         return _is_tight(self)
+
+    def is_tight_with(self, uint64_t bytes_):
+        return self.table.bytes + self.of_endpoints + bytes_ >= self.tight
 
     def __dealloc__(self):
         table_free(&self.table)

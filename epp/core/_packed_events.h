@@ -14,8 +14,10 @@ enum packed_flag {
     PACKED_CPU = 1,        /* the tier; else the device */
     PACKED_HAS_PARENT = 2, /* else the chain starts at block 0 */
     PACKED_HAS_EXTRA = 4,  /* a list of extra keys was there, every entry of it null */
-    PACKED_GROUP_SHIFT = 4 /* above: which of the kinds of groups that prove a prefix */
+    PACKED_GROUP_SHIFT = 4 /* above: the kind of the group, by its number in `packed_events.GROUP_KINDS` */
 };
+
+#define PACKED_FULL_KINDS 3u /* kinds below: full attention */
 
 typedef struct {
     uint64_t parent;
@@ -26,6 +28,8 @@ typedef struct {
     uint32_t extra_count; /* entries of the list of extra keys */
     uint32_t lora;        /* number of the adapter's name + 1; 0: none */
     uint32_t group;       /* group_idx + 1; 0: none */
+    uint32_t window;      /* tokens of a sliding window; 0: none told */
+    uint32_t unused;
 } packed_event;
 
 #endif

@@ -99,16 +99,16 @@ static uint64_t walk_hash(const holder_table *t, const uint64_t *secrets, const 
     return key;
 }
 
-/* Walk as long as anybody is left. With `keys` (room for all blocks) every block is hashed, else no more
- * than needed. */
+/* Walk as long as anybody is left. `keys`, where given, has room for all blocks and takes those that were
+ * hashed: no more than needed, unless the `whole` prompt is asked for. */
 static void walk_blocks(const holder_table *t, holder_walk *w, const uint64_t *secrets, const walk_prompt *p,
-                        uint64_t *keys) {
+                        uint64_t *keys, int whole) {
     walk_stretch stretches[2];
     uint64_t key = p->root;
     int alive = 1, turn = 0;
     size_t hashed = 0;
     stretches[1].count = 0;
-    while (hashed < p->blocks && (alive || keys)) {
+    while (hashed < p->blocks && (alive || whole)) {
         walk_stretch *s = &stretches[turn];
         key = walk_hash(t, secrets, p, s, hashed, key);
         if (keys) memcpy(keys + hashed, s->keys, s->count * sizeof *keys);

@@ -79,22 +79,18 @@ class BlockTable:
     def hold_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> list[BlockKey]:
         """Mutates: `hold` for a chain of blocks, which mostly have the same holders: then all at once.
         Returns those that `slot` held already."""
-        rows = self._rows
-        old = None
-        if not rows.keys().isdisjoint(keys):
-            before = list(map(rows.get, keys))
-            old = before[0]
-            if old is None or before.count(old) != len(keys):
-                return [key for key in keys if not self.hold(key, slot, tier)]
-        elif not keys:
+        if not keys:
             return []
+        before = list(map(self._rows.get, keys))
+        old = before[0]
+        if before.count(old) != len(keys):
+            return [key for key in keys if not self.hold(key, slot, tier)]
         bits = 0 if old is None else old.bits
         after = bits | _bits_of(slot, tier)
         if after == bits:
             return list(keys)
-        repeated = _repeated(keys)
-        self._replace_all(keys, len(keys) - len(repeated), old, after)
-        return repeated
+        distinct = self._replace_all(keys, old, after)
+        return [] if distinct == len(keys) else _repeated(keys)
 
     def drop_all(self, keys: Sequence[BlockKey], slot: int, tier: CacheTier) -> None:
         """Mutates: `drop` for blocks that mostly have the same holders: then all at once."""
@@ -106,7 +102,7 @@ class BlockTable:
             return
         after = _without(old.bits, slot, tier)
         if after != old.bits:
-            self._replace_all(keys, len(keys), old, after)
+            self._replace_all(keys, old, after)
 
     def drop(self, key: BlockKey, slot: int, tier: CacheTier) -> None:
         """Mutates: `slot` holds `key` in `tier` no more (harmless if it never did)."""
@@ -141,16 +137,19 @@ class BlockTable:
             self.budget.table_bytes += SET_BYTES
         return found
 
-    def _replace_all(self, keys: Sequence[BlockKey], distinct: int, old: HolderSet | None, bits: int) -> None:
-        """`_replace` for blocks that all have the holders `old`; `distinct` of the keys differ."""
+    def _replace_all(self, keys: Sequence[BlockKey], old: HolderSet | None, bits: int) -> int:
+        """`_replace` for blocks that all have the holders `old`. Returns how many of the keys differ; where
+        `bits` are none, all have to."""
         rows, budget = self._rows, self.budget
-        if old is None:
-            budget.table_bytes += ROW_BYTES * distinct
+        distinct = len(keys)
         if bits:
-            new = self._interned(bits)
-            new.blocks += distinct
+            new, size = self._interned(bits), len(rows)
             for key in keys:  # cheaper than a dict for `update`
                 rows[key] = new
+            distinct = len(rows) - size if old is None else len(set(keys))
+            new.blocks += distinct
+            if old is None:
+                budget.table_bytes += ROW_BYTES * distinct
         else:
             for key in keys:
                 del rows[key]
@@ -160,6 +159,7 @@ class BlockTable:
             if not old.blocks:
                 del self._sets[old.bits]
                 budget.table_bytes -= SET_BYTES
+        return distinct
 
     def depths(self, keys: Sequence[BlockKey], slots: Iterable[int]) -> dict[int, int]:
         """Contiguous depth from block 0 for every bit of every slot: `{slot * LANES + lane: depth}`.
@@ -216,8 +216,6 @@ def _without(bits: int, slot: int, tier: CacheTier) -> int:
 
 def _repeated(keys: Sequence[BlockKey]) -> list[BlockKey]:
     """Those that are in `keys` before: none but for a collision of hashes."""
-    if len(set(keys)) == len(keys):
-        return []
     seen: set[BlockKey] = set()
     return [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
 

@@ -32,6 +32,10 @@ class Account(Protocol):
         """At the bound: nothing new at all."""
         ...
 
+    def is_tight_with(self, bytes_: int) -> bool:
+        """Whether it is in its last eighth, or would be with `bytes_` more."""
+        ...
+
     def charge(self, bytes_: int) -> None:
         """Mutates: records of some endpoint take `bytes_` more (negative: fewer)."""
         ...

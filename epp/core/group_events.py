@@ -7,7 +7,7 @@ others are in `window_groups`. Engines of one group may leave the number out.
 from __future__ import annotations
 
 from epp.core.engine_blocks import EngineBlocks
-from epp.core.event_content import contents_of, proves_content
+from epp.core.event_content import are_plain, contents_of, proves_content
 from epp.core.events import FULL_ATTENTION_KINDS, BlockRemoved, BlockStored
 from epp.core.hashing import BlockHasher
 from epp.core.index_limits import Tally
@@ -68,14 +68,27 @@ def store_in_group(
         tally.unsupported += len(event.hashes)
         return
     may_grow = not groups.account.refuses(blocks.own_bytes)
-    contents = contents_of(event) if proves_content(event) else None
     if parent_key is None and event.parent is not None:
         parent_key = groups.key_of(number, hasher.name(event.parent))
-    keys: list[BlockKey] = []
-    if contents is not None and parent_key is not None:
-        for content in contents:
-            parent_key = hasher.next_key(parent_key, content)
-            keys.append(parent_key)
-    for at, name in enumerate(hasher.names(event.hashes)):
+    keys = _proven_keys(event, hasher, parent_key)
+    names = hasher.names(event.hashes)
+    if len(keys) == len(names) and groups.hold_all(number, names, keys, event.tier, may_grow):
+        tally.windowed += len(names)
+        return
+    for at, name in enumerate(names):
         key = keys[at] if at < len(keys) else blocks.key_of(name)
         tally.count_grouped(groups.hold(number, name, key, event.tier, may_grow))
+
+
+def _proven_keys(event: BlockStored, hasher: BlockHasher, parent_key: BlockKey | None) -> list[BlockKey]:
+    """Keys of the blocks whose content the event proves, from the first one on."""
+    contents = contents_of(event) if parent_key is not None and proves_content(event) else None
+    if contents is None or parent_key is None:
+        return []
+    if are_plain(event):
+        return hasher.chain(parent_key, b"".join(contents), event.block_size_tokens)
+    keys: list[BlockKey] = []
+    for content in contents:
+        parent_key = hasher.next_key(parent_key, content)
+        keys.append(parent_key)
+    return keys

@@ -26,9 +26,9 @@ class NameSample:
         """Mutates: the engine calls content `key` by `name`. The first name of a key stays."""
         self._pairs.setdefault(key, name)
         if len(self._pairs) >= 2 * SAMPLE_SIZE:
-            kept = sorted(self._pairs.items())[:SAMPLE_SIZE]
-            self._pairs = dict(kept)
-            self.below = kept[-1][0]
+            kept = sorted(self._pairs)[:SAMPLE_SIZE]  # of the keys alone: pairs compare ten times as slowly
+            self._pairs = {kept_key: self._pairs[kept_key] for kept_key in kept}
+            self.below = kept[-1]
 
     def pairs(self) -> dict[BlockKey, EngineBlockHash]:
         return dict(self._pairs)

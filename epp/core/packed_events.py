@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import struct
 from array import array
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from epp.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, event_bytes
 from epp.core.types import CacheTier, EngineBlockHash
 
-RECORD: Final = struct.Struct("=Q10I")
+RECORD: Final = struct.Struct("=Q12I")
 OTHER, STORED, REMOVED, CLEARED = range(4)  # kinds of a record
 CPU, HAS_PARENT, HAS_EXTRA = 1, 2, 4  # flags of a record
 GROUP_SHIFT: Final = 4
-# group kinds that prove a prefix, by their number in the flags
-GROUP_KINDS: Final = ("full_attention", "mla_attention", "sink_full_attention")
+# kinds of groups, by their number in the flags; those of full attention first
+GROUP_KINDS: Final = (
+    "full_attention",
+    "mla_attention",
+    "sink_full_attention",
+    "sliding_window",
+    "sliding_window_mla",
+)
 
 
 class PackedBatch(NamedTuple):
@@ -53,13 +59,14 @@ class PackedBatch(NamedTuple):
     def event(self, number: int) -> Event | None:
         """The record `number` in the ordinary form; None for one that we do not know."""
         record: tuple[int, ...] = RECORD.unpack_from(self.table, number * RECORD.size)
-        parent, kind, flags, first_name, names, first_token, tokens, size, extra_count, lora, group = record
+        parent, kind, flags, first_name, names, first_token, tokens, size, extra_count = record[:9]
+        lora, group, window, _ = record[9:]
         if kind == OTHER:
             return self.others[first_name]
         if kind == CLEARED:
             return AllBlocksCleared()
         tier = CacheTier.CPU if flags & CPU else CacheTier.DEVICE
-        hashes = tuple(map(EngineBlockHash, _part("Q", self.names, first_name, names)))
+        hashes = cast(tuple[EngineBlockHash, ...], tuple(_part("Q", self.names, first_name, names)))
         group_idx: int | None = group - 1 if group else None
         if kind == REMOVED:
             return BlockRemoved(tier, hashes, group_idx)
@@ -75,6 +82,7 @@ class PackedBatch(NamedTuple):
             has_extra_keys=has_extra,
             group_kind=GROUP_KINDS[flags >> GROUP_SHIFT],
             group_idx=group_idx,
+            group_window_tokens=window or None,
         )
 
 

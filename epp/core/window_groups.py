@@ -15,78 +15,41 @@ which only removals were heard. Such blocks are not kept; the reason is (`refusa
 
 Blocks are named alike in all groups of an engine, so a block whose own store does not say what it
 contains is `awaited`: the owner calls `settle` as soon as the full-attention group knows the name.
-Rare, so plain dicts in both implementations. It must not know the block table, slots, or hashing.
+Records are plain dicts in both implementations; the compiled one has its own lanes and its own walk
+(`_compiled_windows.pxi`). It must not know the block table, slots, or hashing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from epp.core.block_table import require
 from epp.core.byte_budget import GROUP_RECORD_BYTES, Account
 from epp.core.events import FULL_ATTENTION_KINDS, SLIDING_WINDOW_KINDS, BlockStored
 from epp.core.types import BlockKey, CacheTier, EngineBlockHash
-from epp.core.window_walk import deepest
+from epp.core.window_group import MAX_WINDOW_TOKENS, HeldBlock, WindowGroup, refusal_of
+from epp.core.window_walk import Lane, deepest
 
 MAX_GROUPS = 64  # more than any model has; bounds what a hostile engine can add
-MAX_WINDOW_TOKENS = 1 << 31
 REFUSALS = frozenset(
     {"group_kind", "group_window", "group_number", "group_block_size", "group_contradiction"}
 )
-_ALL = 1 << 62  # blocks
 _NAMELESS = None  # number of the group of all blocks that name none
 _Record = tuple[EngineBlockHash, BlockKey, int, int]
-
-
-@dataclass(slots=True)
-class _Held:
-    key: BlockKey | None
-    device: int = 0
-    cpu: int = 0
-
-
-@dataclass(slots=True)
-class _Group:
-    kind: str = ""  # empty: only removals were heard
-    window_tokens: int = 0
-    block_size_tokens: int = 0  # 0: no store told it yet
-    refusal: str = "group_kind"  # why no rule applies; empty: one does
-    held: dict[EngineBlockHash, _Held] = field(default_factory=dict)
-    # names with a copy in the tier, by content
-    device: dict[BlockKey, int] = field(default_factory=dict)
-    cpu: dict[BlockKey, int] = field(default_factory=dict)
-    any: dict[BlockKey, int] = field(default_factory=dict)  # the sum of both
-
-    def needed_blocks(self, block_size_tokens: int) -> int:
-        if self.kind in FULL_ATTENTION_KINDS:
-            return _ALL
-        return -(-(self.window_tokens - 1) // block_size_tokens)
-
-    def claim(self, key: BlockKey, tier: CacheTier) -> None:
-        for lane in (self.device if tier is CacheTier.DEVICE else self.cpu, self.any):
-            lane[key] = lane.get(key, 0) + 1
-
-    def unclaim(self, key: BlockKey, tier: CacheTier) -> None:
-        for lane in (self.device if tier is CacheTier.DEVICE else self.cpu, self.any):
-            if lane[key] == 1:
-                del lane[key]
-            else:
-                lane[key] -= 1
 
 
 class WindowGroups:
     """All of them. `refused`, as everything, counts since the last clear."""
 
     def __init__(self, account: Account, max_blocks: int, max_awaited: int) -> None:
-        self.awaited: OrderedDict[EngineBlockHash, list[_Group]] = OrderedDict()
+        self.awaited: OrderedDict[EngineBlockHash, list[WindowGroup]] = OrderedDict()
         self.refused = 0
         self.forgotten = 0  # awaited blocks given up because the bound was reached
         self.account = account
         self._max_blocks = max_blocks
         self._max_awaited = max_awaited
-        self._groups: dict[int | None, _Group] = {}
+        self._groups: dict[int | None, WindowGroup] = {}
         self._blocks = 0
         self._refusal = ""
 
@@ -124,7 +87,7 @@ class WindowGroups:
         elif not group.kind:
             group.kind = event.group_kind
             group.window_tokens = event.group_window_tokens or 0
-            group.refusal = _refusal_of(event)
+            group.refusal = refusal_of(event)
         elif (group.kind, group.window_tokens) != (event.group_kind, event.group_window_tokens or 0):
             group.refusal = "group_contradiction"
         if event.token_ids is not None and event.block_size_tokens > 0:
@@ -137,6 +100,34 @@ class WindowGroups:
     def key_of(self, number: int | None, name: EngineBlockHash) -> BlockKey | None:
         held = self._groups[number].held.get(name)
         return None if held is None else held.key
+
+    def hold_all(
+        self,
+        number: int | None,
+        names: Sequence[EngineBlockHash],
+        keys: Sequence[BlockKey],
+        tier: CacheTier,
+        may_grow: bool,
+    ) -> bool:
+        """Mutates: `hold` for a chain of blocks of which the admitted group knows none, at once; they count
+        as "windowed". False: it knows some, or there may be no room; nothing was done."""
+        group, count = self._groups[number], len(names)
+        if (
+            not may_grow
+            or self._blocks + count > self._max_blocks
+            or self.account.is_tight_with(count * GROUP_RECORD_BYTES)
+            or not group.held.keys().isdisjoint(names)
+            or len(set(names)) != count
+        ):
+            return False
+        on_device = tier is CacheTier.DEVICE
+        held, device, cpu = group.held, int(on_device), int(not on_device)
+        for name, key in zip(names, keys, strict=True):
+            held[name] = HeldBlock(key, device, cpu)
+        for lane in (group.device if on_device else group.cpu, group.any):
+            lane.add_all(keys)
+        self._count(count)
+        return True
 
     def hold(
         self,
@@ -156,7 +147,7 @@ class WindowGroups:
             if not may_grow or self.account.is_full:
                 self.refused += 1
                 return "refused"
-            held = group.held[name] = _Held(key)
+            held = group.held[name] = HeldBlock(key)
             self._count(1)
             if key is None:
                 self.awaited.setdefault(name, []).append(group)
@@ -208,31 +199,37 @@ class WindowGroups:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _group(self, number: int | None) -> _Group:
+    def _group(self, number: int | None) -> WindowGroup:
         group = self._groups.get(number)
         if group is None:
             if len(self._groups) >= MAX_GROUPS:
                 number = _NAMELESS
-            group = self._groups.setdefault(number, _Group())
+            group = self._groups.setdefault(number, self._new_group())
         return group
+
+    def new_lane(self) -> Lane:
+        return Lane()
+
+    def _new_group(self) -> WindowGroup:
+        return WindowGroup(self.new_lane(), self.new_lane(), self.new_lane())
 
     def _weigh(self) -> None:
         self._refusal = next((g.refusal for g in self._groups.values() if g.refusal), "")
 
-    def _settle(self, group: _Group, held: _Held, key: BlockKey) -> None:
+    def _settle(self, group: WindowGroup, held: HeldBlock, key: BlockKey) -> None:
         held.key = key
         if held.device:
             group.claim(key, CacheTier.DEVICE)
         if held.cpu:
             group.claim(key, CacheTier.CPU)
 
-    def _drop(self, group: _Group, name: EngineBlockHash, held: _Held) -> None:
+    def _drop(self, group: WindowGroup, name: EngineBlockHash, held: HeldBlock) -> None:
         del group.held[name]
         self._count(-1)
         if held.key is None:
             self._stop_awaiting(name, group)
 
-    def _stop_awaiting(self, name: EngineBlockHash, group: _Group) -> None:
+    def _stop_awaiting(self, name: EngineBlockHash, group: WindowGroup) -> None:
         groups = [other for other in self.awaited.pop(name) if other is not group]
         if groups:
             self.awaited[name] = groups
@@ -292,7 +289,9 @@ class WindowGroups:
             or (not plain if not refusal else refusal not in REFUSALS)
         ):
             return False
-        self._groups[number] = _Group(kind, window_tokens, block_size_tokens, refusal)
+        group = self._groups[number] = self._new_group()
+        group.kind, group.window_tokens = kind, window_tokens
+        group.block_size_tokens, group.refusal = block_size_tokens, refusal
         self._weigh()
         return True
 
@@ -301,7 +300,7 @@ class WindowGroups:
         group = self._groups[number]
         if self._blocks >= self._max_blocks or self.account.is_full:
             return False
-        held = group.held[name] = _Held(None, device, cpu)
+        held = group.held[name] = HeldBlock(None, device, cpu)
         self._count(1)
         self._settle(group, held, key)
         return True
@@ -320,19 +319,8 @@ class WindowGroups:
                 for lane, copies in ((device, held.device), (cpu, held.cpu)):
                     if copies:
                         lane[held.key] = lane.get(held.key, 0) + 1
-            require((device, cpu) == (group.device, group.cpu), "claims of a group are off")
+            require((device, cpu) == (group.device.counts(), group.cpu.counts()), "claims of a group are off")
             both = {key: device.get(key, 0) + cpu.get(key, 0) for key in device.keys() | cpu.keys()}
-            require(both == group.any, "claims of a group in any tier are off")
+            require(both == group.any.counts(), "claims of a group in any tier are off")
         require({n: len(g) for n, g in self.awaited.items()} == awaited, "awaited blocks are off")
         require(self._blocks == sum(len(g.held) for g in self._groups.values()), "group count is off")
-
-
-def _refusal_of(event: BlockStored) -> str:
-    if event.group_idx is _NAMELESS:
-        return "group_number"
-    if event.group_kind in FULL_ATTENTION_KINDS:
-        return ""
-    if event.group_kind not in SLIDING_WINDOW_KINDS:
-        return "group_kind"
-    window = event.group_window_tokens
-    return "" if window is not None and 0 < window <= MAX_WINDOW_TOKENS else "group_window"

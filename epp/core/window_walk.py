@@ -11,6 +11,40 @@ from collections.abc import Collection, Sequence
 
 from epp.core.types import BlockKey
 
+
+class Lane(dict[BlockKey, int]):
+    """What one group holds in one tier: content -> how many of its names have a copy there."""
+
+    __slots__ = ()
+
+    def add(self, key: BlockKey) -> None:
+        """Mutates: one more name."""
+        self[key] = self.get(key, 0) + 1
+
+    def add_all(self, keys: Sequence[BlockKey]) -> None:
+        """Mutates: `add` for each."""
+        before = len(self)
+        if self.keys().isdisjoint(keys):
+            self.update(dict.fromkeys(keys, 1))
+            if len(self) - before == len(keys):
+                return
+            for key in keys:  # some of them are equal
+                self.pop(key, None)
+        for key in keys:
+            self.add(key)
+
+    def drop(self, key: BlockKey) -> None:
+        """Mutates: one name fewer. Raises KeyError if there is none."""
+        if self[key] == 1:
+            del self[key]
+        else:
+            self[key] -= 1
+
+    def counts(self) -> dict[BlockKey, int]:
+        """All of it. For tests."""
+        return dict(self)
+
+
 _ROUNDS = 16  # of every group in turn, before one pass over all blocks is cheaper
 
 

@@ -112,15 +112,16 @@ static int scan_lora(scan *s, packed_event *e, uint32_t position) {
     return 1;
 }
 
-/* The kinds that `events.FULL_ATTENTION_KINDS` names, in the order of `packed_events.GROUP_KINDS`. */
-static const char *const SCAN_GROUPS[] = {"full_attention", "mla_attention", "sink_full_attention"};
+/* `packed_events.GROUP_KINDS` */
+static const char *const SCAN_GROUPS[] = {"full_attention", "mla_attention", "sink_full_attention", "sliding_window",
+                                          "sliding_window_mla"};
 
 static int scan_group_kind(scan *s, packed_event *e, int *given) {
     const uint8_t *text;
     size_t length;
     if (scan_null(s)) return 1;
     if (!scan_text(s, &text, &length)) return 0;
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < sizeof SCAN_GROUPS / sizeof *SCAN_GROUPS; i++) {
         if (!scan_is(text, length, SCAN_GROUPS[i])) continue;
         e->flags |= i << PACKED_GROUP_SHIFT;
         *given = 1;
@@ -178,7 +179,7 @@ static int scan_field(scan *s, packed_event *e, scan_fields *f, int field, uint3
         e->group++;
         return 1;
     case F_KIND: return scan_group_kind(s, e, &f->has_group_kind);
-    case F_WINDOW: return scan_null(s); /* a window: not a usual event */
+    case F_WINDOW: return scan_null(s) || (scan_small(s, INT32_MAX, &e->window) && e->window);
     default: return scan_skip_shallow(s, SCAN_DEPTH);
     }
 }
