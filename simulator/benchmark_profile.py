@@ -106,6 +106,8 @@ def _shared_prefix(path: Path, data: Mapping[str, Any], load: Mapping[str, Any])
         rates_per_s=rates,
         stage_s=tuple(_number(path, stage, "duration") for stage in stages),
         timeout_s=load.get("request_timeout"),
+        counted=load.get("type") == "constant",
+        dealt=True,
     )
 
 

@@ -5,6 +5,7 @@ Everything random comes from a generator of the run's seed, so arms of one seed 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from array import array
@@ -39,7 +40,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RateStages:
-    """Open loop: Poisson arrivals over a pool of shared prefixes, one stage after the other has drained."""
+    """Open loop: Poisson arrivals over a pool of shared prefixes, one stage after the other has drained.
+
+    `counted` and `dealt` are what inference-perf does (`ConstantLoadTimer`, its shared-prefix data): exactly
+    rate x seconds requests whose gaps are scaled to the stage, and every prefix equally often, shuffled once.
+    """
 
     prefixes: int
     prefix_tokens: Size
@@ -51,6 +56,12 @@ class RateStages:
     warm_up_s: float = 0.0
     zipf: tuple[float, ...] = (0.0,)  # skews of the prefixes; 0: all are as likely. Each one has its stages
     timeout_s: float | None = None
+    counted: bool = False
+    dealt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dealt and any(self.zipf):
+            raise ValueError("dealt prefixes are asked for equally often: they have no skew")
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         rng = random.Random(f"rates {seed}")
@@ -68,8 +79,16 @@ class RateStages:
             steps = [(r, s, f"{label}{r:g}") for r, s in zip(self.rates_per_s, lengths, strict=True)]
             if self.warm_up_s > 0:
                 steps.insert(0, (self.warm_up_rate_per_s, self.warm_up_s, f"{label}warm-up"))
-            stages += [self._stage(fleet, rng, pool, weights, *step) for step in steps]
+            deck = self._deck(rng, sum(rate * for_s for rate, for_s, _ in steps)) if self.dealt else None
+            stages += [self._stage(fleet, rng, pool, weights, deck, *step) for step in steps]
         return stages
+
+    def _deck(self, rng: random.Random, requests: float) -> Iterator[int]:
+        """Prefixes of at least so many requests and of a tenth more, each equally often."""
+        times = math.ceil(requests * 1.1 / self.prefixes) + 1
+        deck = [prefix for prefix in range(self.prefixes) for _ in range(times)]
+        rng.shuffle(deck)
+        return itertools.cycle(deck)
 
     def _stage(
         self,
@@ -77,13 +96,17 @@ class RateStages:
         rng: random.Random,
         pool: list[Content],
         weights: list[float],
+        deck: Iterator[int] | None,
         rate_per_s: float,
         for_s: float,
         name: str,
     ) -> Stage:
         stage = Stage(name, fleet.timeline.now_s)
-        arrivals = list(_poisson(rng, rate_per_s, for_s))
-        chosen = rng.choices(range(len(pool)), weights, k=len(arrivals))
+        arrivals = list((_counted if self.counted else _poisson)(rng, rate_per_s, for_s))
+        if deck is None:
+            chosen = rng.choices(range(len(pool)), weights, k=len(arrivals))
+        else:
+            chosen = list(itertools.islice(deck, len(arrivals)))
         for offset_s, prefix in zip(arrivals, chosen, strict=True):
             fresh = random_tokens(rng, self.question_tokens + self.output_tokens)
             fleet.timeline.at(stage.began_s + offset_s, self._send, fleet, stage, prefix, pool[prefix], fresh)
@@ -105,6 +128,12 @@ def _poisson(rng: random.Random, rate_per_s: float, for_s: float) -> Iterator[fl
     while at_s < for_s:
         yield at_s
         at_s += rng.expovariate(rate_per_s)
+
+
+def _counted(rng: random.Random, rate_per_s: float, for_s: float) -> Iterator[float]:
+    gaps = [rng.expovariate(rate_per_s) for _ in range(int(rate_per_s * for_s))]
+    scale = for_s / sum(gaps) if gaps else 0.0
+    return (at * scale for at in itertools.accumulate(gaps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class RatesSpec(_Strict):
     warm_up_s: float = 0.0
     zipf: tuple[float, ...] = (0.0,)
     timeout_s: float | None = None
+    counted: bool = False
+    dealt: bool = False
 
     def run(self, fleet: Fleet, seed: int) -> list[Stage]:
         return RateStages(**self.model_dump(exclude={"kind"})).run(fleet, seed)

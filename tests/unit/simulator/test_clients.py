@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -84,3 +85,19 @@ def test_failed_requests_are_counted_and_never_timed() -> None:
     assert (figures["requests"], figures["failed"], figures["ttft_p99_s"]) == (2, 1, 1.0)
     assert figures["rate_per_s"] == pytest.approx(0.1)
     assert figures["tpot_p50_ms"] == pytest.approx(100.0)
+
+
+def test_counted_arrivals_and_dealt_prefixes_are_as_many_as_the_harness_sends() -> None:
+    """As inference-perf: no stage has a request more or less, no prefix is asked for more often."""
+    rates = RateStages(8, 64, 16, 1, (40.0, 80.0), 2.0, counted=True, dealt=True)
+    first, second = rates.run(fleet(AFFINITY, engines=2), 3)
+    assert (len(first.records), len(second.records)) == (80, 160)
+    last_s = max(r.sent_s for r in first.records) - first.began_s
+    assert last_s == pytest.approx(2.0)
+    asked = Counter(r.tag for r in [*first.records, *second.records])
+    assert len(asked) == 8
+    assert max(asked.values()) <= 240 * 1.1 / 8 + 2  # the whole deck; an independent draw goes beyond
+    with pytest.raises(ValueError, match="no skew"):
+        RateStages(8, 64, 16, 1, (40.0,), 2.0, zipf=(1.0,), dealt=True)
+    drawn = RateStages(8, 64, 16, 1, (40.0, 80.0), 2.0).run(fleet(AFFINITY, engines=2), 3)
+    assert len(drawn[0].records) != 80

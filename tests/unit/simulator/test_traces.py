@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,8 +143,10 @@ def test_a_shared_prefix_profile_becomes_stages(tmp_path: Path) -> None:
         "data: {type: shared_prefix, shared_prefix: {num_groups: 32, system_prompt_len: 2048,"
         " question_len: 256, output_len: 128}}\n"
     )
-    profile = read_profile(path)
-    assert profile == RateStages(32, 2048, 256, 128, (2.0, 5.0), (50.0, 20.0))
+    stages = RateStages(32, 2048, 256, 128, (2.0, 5.0), (50.0, 20.0), counted=True, dealt=True)
+    assert read_profile(path) == stages
+    path.write_text(path.read_text().replace("constant", "poisson"))
+    assert read_profile(path) == replace(stages, counted=False)
 
 
 @pytest.mark.parametrize("text", ["[]", "data: {type: other}\nload: {}", "load: {}", "data: {type: [}"])
