@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 
 from engine_plugin.identity import EndpointId
-from epp.core.types import Endpoint
+from epp.core.types import Endpoint, Outcome
+from epp.director import Director
 from epp.extproc.server import ExtProcServer, ServerSettings
 from tests.integration.extproc import envoy
 from tests.unit.core.test_endpoint_picker import BLOCK
@@ -24,8 +25,8 @@ from tests.unit.director.rig import Rig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICE = "vllm.grpc.engine.VllmEngine"
-# field numbers of vllm_engine.proto: GenerateResponse.chunk 1 / .complete 2 with token ids, prompt, completion
-# and cached tokens; EmbedResponse embedding 1, prompt tokens 2
+# as in vllm_engine.proto: GenerateResponse.chunk 1 and .complete 2 with token ids, prompt, completion and
+# cached tokens; EmbedResponse.embedding 1 and .prompt_tokens 2
 CHUNK = bytes.fromhex("0a0a0a020506100a18022008")
 COMPLETE = bytes.fromhex("12150a03050607120473746f70180a2003280862027b7d")
 EMBEDDING = bytes.fromhex("0a080000003f0000803e10091802")
@@ -71,26 +72,40 @@ class Engine:
         self.seen.append(dict(context.invocation_metadata() or ()))
 
 
+class Books:
+    """The director, and whether everything that it decided has ended."""
+
+    def __init__(self, director: Director) -> None:
+        self.decide, self.first_token = director.decide, director.first_token
+        self._finished = director.finished
+        self.ended = asyncio.Event()
+
+    def finished(self, token: object, outcome: Outcome) -> None:
+        self._finished(token, outcome)
+        self.ended.set()
+
+
 @dataclass
 class Fleet:
     rig: Rig
     engines: dict[str, Engine]
-    server: ExtProcServer
+    books: Books
     channel: grpc.aio.Channel
 
     def generate(self, request: bytes) -> Any:
         return self.channel.unary_stream(f"/{SERVICE}/Generate")(request, timeout=30)
 
     async def settled(self) -> None:
-        """The picker has heard the end of every request."""
+        """The picker has heard the end of the last request."""
         async with asyncio.timeout(10):
-            while self.server.stats.streams_open:
-                await asyncio.sleep(0)
+            await self.books.ended.wait()
+        self.books.ended.clear()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     rig, engines = Rig(), {name: Engine(name) for name in "abc"}
+    books = Books(rig.director)
     picker = rig.pool.picker
     for name, engine in engines.items():
         await engine.start()
@@ -100,13 +115,13 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fle
         picker.cache.on_replay_end(endpoint_id, True, 0.0)
         rig.serves(name, "base-model")
     settings = ServerSettings(host="127.0.0.1", port=0, health_port=None, lame_duck_s=0.0)
-    server = ExtProcServer(rig.director, ready=lambda: True, settings=settings)
+    server = ExtProcServer(books, ready=lambda: True, settings=settings)
     await server.start()
     try:
         async with envoy.running(server.port, tmp_path_factory.mktemp("envoy"), []) as urls:
             address = urls["grpc"].removeprefix("http://")
             async with grpc.aio.insecure_channel(address) as channel:
-                yield Fleet(rig, engines, server, channel)
+                yield Fleet(rig, engines, books, channel)
     finally:
         await server.drain(10)
         await server.stop()
@@ -152,8 +167,8 @@ async def test_a_prompt_goes_to_the_engine_that_holds_it_and_the_call_is_whole(f
         assert dict(await call.trailing_metadata())["x-engine"] == holder
         assert fleet.engines[holder].asked[-1] == ("Generate", request)
         fleet.engines[holder].asked.clear()
+        await fleet.settled()
     assert [engine.asked for engine in fleet.engines.values()] == [[], [], []]
-    await fleet.settled()
     values = {
         name: fleet.rig.value(f"llm_d_epp_request_{name}_tokens_sum")
         for name in ("input", "output", "cached")
@@ -200,7 +215,8 @@ async def test_an_engines_refusal_is_the_clients(fleet: Fleet) -> None:
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refused.value.details() == "the engine is full"
     await fleet.settled()
-    assert fleet.server.stats.decisions_open == 0
+    picker = fleet.rig.pool.picker
+    assert [picker.ledger.load(EndpointId(name)).requests for name in "abc"] == [0, 0, 0]
 
 
 async def test_a_client_cannot_name_the_engines_source(fleet: Fleet) -> None:
