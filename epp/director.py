@@ -18,7 +18,7 @@ from epp.core.endpoint_picker import EndpointPicker, in_subset
 from epp.core.errors import NotCached, PickerError
 from epp.core.types import Outcome, SchedulingDecision, SchedulingRequest
 from epp.extproc.events import RequestHead, Routing
-from epp.extproc.wishes import read_wishes
+from epp.extproc.wishes import first_name, read_wishes
 from epp.flow.admission import Admission, Open
 from epp.request.model_rewrite import rewrite_model
 from epp.request.parse import ParsedRequest, blocks_for_long, parse_request
@@ -242,7 +242,8 @@ class Director:
         self._metrics.request.ended(token.series, token.names, outcome, self._clock() - token.decided_at_s)
 
     def _count(self, asked: Asked, parsed: ParsedRequest) -> Counted:
-        asking = self._terms.asking(asked.wishes, parsed.size_bytes)
+        identity = first_name(asked.head.headers, self._picker.identity_headers)
+        asking = self._terms.asking(asked.wishes, parsed.size_bytes, identity)
         models = self._picker.models
         is_base = models.is_base(parsed.model)
         if not is_base and not models.any_known:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from epp.core.model_rewrite import ModelRewrites
+from epp.extproc import wire
 from epp.extproc.wishes import Wishes
 from epp.flow.admission import Asking
 
@@ -41,13 +42,14 @@ class RequestTerms:
     def __init__(self, objectives: Objectives | None = None) -> None:
         self._objectives = objectives
 
-    def asking(self, wishes: Wishes, size_bytes: int) -> Asking:
-        """What admission has to know."""
+    def asking(self, wishes: Wishes, size_bytes: int, identity: str | None = None) -> Asking:
+        """What admission has to know. `identity`: of the agent's session, for requests that name no flow."""
         priority = 0
         if self._objectives is not None and wishes.objective is not None:
             priority = self._objectives.priority(wishes.objective)
         ttft_s = None if wishes.slo_ttft_ms is None else wishes.slo_ttft_ms / 1000
-        return Asking(priority, wishes.fairness_id, size_bytes, ttft_s)
+        flow = wishes.fairness_id or identity or wire.DEFAULT_FAIRNESS_ID
+        return Asking(priority, flow, size_bytes, ttft_s)
 
     def other_model(self, wishes: Wishes, model: str, request_id: str) -> OtherModel | None:
         """The client's wish, else a rule's choice; None: the model stays, or none is named."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from epp.config.document import Document, PluginEntry, PluginRef, ProfileEntry
 from epp.config.instances import Configured, default_plugin
-from epp.plugins.registry import Kind
+from epp.plugins.registry import PLUGIN_TYPES, Kind
 
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_HANDLER = "single-profile-handler"
@@ -20,10 +20,15 @@ _DEFAULT_SCORERS = (
 )
 
 
+_IN_PROFILES = frozenset({Kind.FILTER, Kind.DETECTOR, Kind.SCORER, Kind.PICKER})
+
+
 def with_default_profile(document: Document) -> tuple[Document, tuple[str, ...]]:
     """The document, and sentences about what was added to it."""
-    if document.plugins or document.scheduling_profiles:
+    if document.scheduling_profiles:
         return document, ()
+    if document.plugins:
+        return _with_profile_of_all(document)
     refs = [PluginRef.model_validate({"pluginRef": n, "weight": w}) for n, w in _DEFAULT_SCORERS]
     changed = document.model_copy(
         update={
@@ -33,6 +38,17 @@ def with_default_profile(document: Document) -> tuple[Document, tuple[str, ...]]
     )
     listed = ", ".join(f"{name} x {weight:g}" for name, weight in _DEFAULT_SCORERS)
     return changed, (f"no plugins and no profiles: a profile `default` with {listed} was added",)
+
+
+def _with_profile_of_all(document: Document) -> tuple[Document, tuple[str, ...]]:
+    """Plugins without a profile: every one that a profile can hold, in the order of the file."""
+    rows = [(entry.name or entry.type, PLUGIN_TYPES.get(entry.type)) for entry in document.plugins]
+    names = [name for name, row in rows if row is not None and row.kind in _IN_PROFILES]
+    refs = [PluginRef.model_validate({"pluginRef": name}) for name in names]
+    profile = ProfileEntry(name="default", plugins=refs)
+    listed = ", ".join(names) or "no plugin"
+    note = f"no profiles: a profile `default` with {listed} was added, each with weight 1"
+    return document.model_copy(update={"scheduling_profiles": [profile]}), (note,)
 
 
 def missing_defaults(document: Document, plugins: Mapping[str, Configured]) -> dict[str, Configured]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from epp.config.document import BandEntry, Document, FlowControl
 from epp.config.instances import Configured, Instance, default_plugin, resolve
 from epp.core.errors import ConfigError
 from epp.core.flow.bands import NO_LIMIT, BandSettings, Fairness, FlowSettings, Ordering
+from epp.core.flow.usage_limits import UsageLimit
 from epp.core.plugin import SaturationDetector
 from epp.plugins.flow_policies import (
     DEFAULT_FAIRNESS,
@@ -64,19 +65,16 @@ def build_admission(
     name = document.detector_ref or DEFAULT_DETECTOR
     detector = _of_kind(name, Kind.DETECTOR, instances, f"{where}.saturationDetector")
     flow = document.flow_control or FlowControl()
-    settings = _flow(flow, instances, where)
-    return Admission(
-        cast(SaturationDetector, detector.object),
-        settings if gate else None,
-        _usage_limit(flow, instances, where),
-    )
+    level, limit = _usage_limit(flow, instances, where)
+    settings = replace(_flow(flow, instances, where), usage_limit=limit)
+    return Admission(cast(SaturationDetector, detector.object), settings if gate else None, level)
 
 
 def _flow(flow: FlowControl, instances: Mapping[str, Instance], where: str) -> FlowSettings:
     if flow.enable_eviction:
         raise ConfigError(
-            f"{where}.enableEviction is not part of kvpull: requests that run are never killed; use "
-            "maxRequests of a band"
+            f"{where}.enableEviction is not part of kvpull: requests that run are never killed; "
+            "priority-holdback-policy keeps room for higher priorities"
         )
     bands: dict[int, BandSettings] = {}
     for number, entry in enumerate(flow.priority_bands):
@@ -123,11 +121,16 @@ def _policy(
     return _of_kind(ref or default, kind, instances, where)
 
 
-def _usage_limit(flow: FlowControl, instances: Mapping[str, Instance], where: str) -> float:
+def _usage_limit(
+    flow: FlowControl, instances: Mapping[str, Instance], where: str
+) -> tuple[float, UsageLimit | None]:
+    """The saturation that counts as full, and what holds priorities back before it."""
     if flow.usage_limit_policy_plugin_ref is None:
-        return 1.0
+        return 1.0, None
     policy = _of_kind(flow.usage_limit_policy_plugin_ref, Kind.USAGE_LIMIT, instances, where)
-    return cast(StaticUsageLimitParameters, policy.parameters).threshold
+    if isinstance(policy.parameters, StaticUsageLimitParameters):
+        return policy.parameters.threshold, None
+    return 1.0, cast(UsageLimit, policy.object)
 
 
 def _of_kind(name: str, kind: Kind, instances: Mapping[str, Instance], where: str) -> Instance:

@@ -38,6 +38,7 @@ def build_settings(
         approx=_approx(wiring),
         estimate=_estimate(wiring),
         followers=tuple(o for o in objects if isinstance(o, Follower)),
+        identity_headers=_identity_headers(wiring),
         header_names=frozenset().union(*readers),
         looks_ahead=any(o.looks_ahead for o in objects if isinstance(o, LooksAhead)),
         next_turns=_next_turns(instances),
@@ -56,6 +57,11 @@ def _objects(handler: ProfileHandler) -> list[object]:
     if isinstance(handler, DisaggProfileHandler) and handler.decider is not None:
         found.append(handler.decider)
     return found
+
+
+def _identity_headers(wiring: Wiring) -> tuple[str, ...]:
+    identity = only(wiring.plugins, "agent-identity", producers.AgentIdentityParameters)
+    return () if identity is None else identity.header_names
 
 
 def _prefetchers(instances: Mapping[str, Instance]) -> list[NextTurnPrefetcher]:

@@ -190,6 +190,6 @@ def _attributes(wiring: Wiring) -> dict[str, tuple[HeaderSource, ...]]:
     for plugin in wiring.plugins.values():
         if isinstance(plugin.parameters, producers.SessionIdProducerParameters):
             found["session-id"] = (*found.get("session-id", ()), plugin.parameters.source)
-        elif plugin.row.type_name == "agent-identity":
-            found["agent-identity"] = producers.AGENT_IDENTITY
+        elif isinstance(plugin.parameters, producers.AgentIdentityParameters):
+            found["agent-identity"] = plugin.parameters.sources
     return found

@@ -96,6 +96,11 @@ class EndpointPicker:
         return self._settings.header_names
 
     @property
+    def identity_headers(self) -> tuple[str, ...]:
+        """Request headers that name an agent's session, the first one that is there; in lower case."""
+        return self._settings.identity_headers
+
+    @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The pool in the order of its ids: the order in which sources are sampled."""
         return self._pool.in_order

@@ -26,6 +26,9 @@ class PickerSettings:
     estimate: LoadEstimate = BY_ENGINE_REPORTS
     followers: tuple[Follower, ...] = ()  # plugins that remember where requests went
     header_names: frozenset[str] = frozenset()  # request headers that plugins read
+    identity_headers: tuple[
+        str, ...
+    ] = ()  # of an agent's session, the first one that is there; in lower case
     looks_ahead: bool = False  # some plugin reads an outlook
     source_choosers: tuple[SourceChooser, ...] = ()
     next_turns: NextTurns | None = None  # None: nothing is pulled before it is asked for

@@ -23,7 +23,7 @@ class Wishes:
 
     model: str | None = None
     objective: str | None = None
-    fairness_id: str = wire.DEFAULT_FAIRNESS_ID
+    fairness_id: str | None = None
     if_available: bool = False
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
@@ -31,16 +31,17 @@ class Wishes:
 
 def read_wishes(headers: Headers) -> Wishes:
     return Wishes(
-        model=_name(headers, wire.MODEL_NAME_REWRITE),
-        objective=_name(headers, wire.OBJECTIVE),
-        fairness_id=_name(headers, wire.FAIRNESS_ID) or wire.DEFAULT_FAIRNESS_ID,
+        model=first_name(headers, wire.MODEL_NAME_REWRITE),
+        objective=first_name(headers, wire.OBJECTIVE),
+        fairness_id=first_name(headers, wire.FAIRNESS_ID),
         if_available=any(_prefers(value) for value in headers.all(wire.PREFER)),
         slo_ttft_ms=_milliseconds(headers, wire.SLO_TTFT_MS),
         slo_tpot_ms=_milliseconds(headers, wire.SLO_TPOT_MS),
     )
 
 
-def _name(headers: Headers, names: tuple[str, str]) -> str | None:
+def first_name(headers: Headers, names: tuple[str, ...]) -> str | None:
+    """What the first of these headers that has a value says, where that can be a name."""
     value = next((found for name in names if (found := headers.first(name))), "").strip()
     return value if _NAME.fullmatch(value) else None
 

@@ -20,6 +20,7 @@ from typing import Final
 from epp.core.errors import NoEndpoints, PickerError, Saturated, WaitedTooLong
 from epp.core.flow.bands import FlowSettings, Ticket
 from epp.core.flow.queue import FlowQueue, Refusal
+from epp.core.flow.usage_limits import ActivePriorities
 from epp.flow.admission import Asking, PoolSaturation
 
 TICK_S: Final = 0.02
@@ -54,6 +55,8 @@ class FlowController:
         self._pause = pause
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._occupied = asyncio.Event()
+        self._active = ActivePriorities(frozenset(settings.bands))
+        self._turn = 0
         self._number = 0
         self._unbooked = 0
 
@@ -90,7 +93,7 @@ class FlowController:
     def enters_at_once(self, asking: Asking) -> bool:
         """As `Admission.enters_at_once`."""
         now_s = self._clock()
-        if len(self.queue) or not self._has_room(now_s):
+        if len(self.queue) or not self._has_room(asking.priority, now_s):
             return False
         self._ended(asking, "dispatched", now_s)
         return True
@@ -102,10 +105,8 @@ class FlowController:
         now_s = self._clock()
         for late in self.queue.expire(now_s):
             self._end(late.id, self._too_late(now_s))
-        while len(self.queue) and self._has_room(now_s):
-            taken = self.queue.take(now_s)
-            if taken is not None:
-                self._let_through(taken.id)
+        while (taken := self.queue.take(now_s, self._admitting(now_s))) is not None:
+            self._let_through(taken.id)
         if not len(self.queue):
             self._occupied.clear()
 
@@ -120,7 +121,7 @@ class FlowController:
 
     # --- inside ---------------------------------------------------------------------------------
     async def _room(self, asking: Asking, now_s: float) -> None:
-        if not len(self.queue) and self._has_room(now_s):
+        if not len(self.queue) and self._has_room(asking.priority, now_s):
             self._unbooked += 1
             return
         ticket = self._ticket(asking, now_s)
@@ -156,10 +157,22 @@ class FlowController:
             None if asking.slo_ttft_s is None else now_s + asking.slo_ttft_s,
         )
 
-    def _has_room(self, now_s: float) -> bool:
-        saturation = self._saturation(now_s, self._unbooked)
-        self.counters.saturation = saturation
-        return saturation is not None and saturation < 1.0
+    def _has_room(self, priority: int, now_s: float) -> bool:
+        self._active.note(priority, now_s)
+        return self._admitting(now_s)(priority)
+
+    def _admitting(self, now_s: float) -> Callable[[int], bool]:
+        """Which priorities there is room for now. Everybody who waits has been noted as active."""
+        level = self._saturation(now_s, self._unbooked)
+        self.counters.saturation = level
+        limit = self.queue.settings.usage_limit
+        if level is None or limit is None:
+            has_room = level is not None and level < 1.0
+            return lambda _priority: has_room
+        saturation, priorities = level, self._active.descending(now_s)
+        self._turn += 1
+        ceilings = dict(zip(priorities, limit.ceilings(saturation, priorities, self._turn), strict=True))
+        return lambda priority: saturation < ceilings.get(priority, 1.0)
 
     def _too_late(self, now_s: float) -> PickerError:
         if self._saturation(now_s, self._unbooked) is None:

@@ -13,6 +13,11 @@ _ENCODE = "encode disaggregation is not supported; prompts with images are serve
 _MULTIMODAL = "images are not matched; use prefix-cache-scorer, which matches the text of a prompt"
 _GPU = "the engine's own metrics are read instead; use kv-cache-utilization-scorer or utilization-filter"
 _HEADERS = "disagg-profile-handler sets the routing headers itself; take it out"
+_ROLLOUT = "drain endpoints with their pool; a draining one gets nothing new"
+_CONFORMANCE = "--conformance-headers does it"
+_NEVER_KILLED = (
+    "requests that run are never killed; priority-holdback-policy keeps room for higher priorities"
+)
 
 NOT_SUPPORTED: Mapping[str, str] = {
     # filters
@@ -48,12 +53,12 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "latency-slo-admitter": _PREDICTED,
     "probabilistic-admitter": "use flowControl with utilization-detector or concurrency-detector",
     "request-attribute-reporter": "usage is in kvpull's own metrics and its decision ledger",
-    "disaggregatedset-rollout-screener": "drain endpoints with their pool; a draining one gets nothing new",
+    "disaggregatedset-rollout-screener": _ROLLOUT,
     # flow control
-    "priority-holdback-policy": "use priorityBands with maxRequests",
-    "soft-reflective-ceiling-policy": "use priorityBands with maxRequests, and static-usage-limit-policy",
-    "eviction-sheddable-filter": "requests that run are never killed; use maxRequests of the band",
-    "eviction-priority-then-time-ordering": "requests that run are never killed; use maxRequests of the band",
+    "eviction-sheddable-filter": _NEVER_KILLED,
+    "eviction-priority-then-time-ordering": _NEVER_KILLED,
+    "sheddable-eviction-filter": _NEVER_KILLED,
+    "priority-then-time-eviction-order-policy": _NEVER_KILLED,
     # data layer
     "k8s-notification-source": "the pool is watched by --pool-name; take it out",
     "models-data-source": "an engine's base model is read from its metrics; take it out",
@@ -64,4 +69,10 @@ NOT_SUPPORTED: Mapping[str, str] = {
     # parsers
     "sglanghttp-parser": "use openai-parser: SGLang's OpenAI paths are understood",
     "vertexai-parser": "use passthrough-parser, which routes by load",
+    "multicluster-file-discovery": "one picker serves one cluster; use file-discovery",
+    "multicluster-metrics-extractor": "one picker serves one cluster; use core-metrics-extractor",
+    "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
+    "local-syncer": "each replica counts what it has sent itself; several replicas: docs/kubernetes.md",
+    "header-based-testing-filter": _CONFORMANCE,
+    "destination-endpoint-served-verifier": _CONFORMANCE,
 }

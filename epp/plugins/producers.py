@@ -179,9 +179,24 @@ def _names_producer(parameters: InflightLoadProducerParameters) -> bool:
     return parameters.prefix_match_info_producer_name is not None
 
 
-AGENT_IDENTITY = tuple(
-    map(HeaderSource, ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"))
-)
+AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
+
+
+class AgentIdentityParameters(Parameters):
+    """Attribute `agent-identity`, and the flow of requests that name no other."""
+
+    additional_session_headers: list[HeaderName] = Field(
+        default_factory=list
+    )  # looked at before the known ones
+
+    @property
+    def header_names(self) -> tuple[str, ...]:
+        """The first one that has a value counts."""
+        return (*self.additional_session_headers, *AGENT_HEADERS)
+
+    @property
+    def sources(self) -> tuple[HeaderSource, ...]:
+        return tuple(map(HeaderSource, self.header_names))
 
 
 class DisaggProfiles(Parameters):
@@ -270,5 +285,5 @@ ROWS = (
         ignored={"sync_cross_replica_state": "each replica counts what it has sent itself"},
     ),
     PluginType("session-id-producer", Kind.PRODUCER, SessionIdProducerParameters),
-    PluginType("agent-identity", Kind.PRODUCER),
+    PluginType("agent-identity", Kind.PRODUCER, AgentIdentityParameters),
 )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from epp.core.flow.usage_limits import UsageLimit
+
 DEFAULT_TTL_S: Final = 60.0
 DEFAULT_BAND_BYTES: Final = 10**9
 DEFAULT_BAND_REQUESTS: Final = 5000
@@ -55,6 +57,7 @@ class FlowSettings:
     default_band: BandSettings = field(default_factory=BandSettings)
     default_negative_band: BandSettings = field(default_factory=BandSettings)
     bands: Mapping[int, BandSettings] = field(default_factory=lambda: MappingProxyType({}))
+    usage_limit: UsageLimit | None = None  # None: every priority is served below saturation 1
 
     def band(self, priority: int) -> BandSettings:
         """Of this priority."""

@@ -1,14 +1,14 @@
 """Who waits for room, and who is next. Pure: `now_s` is an argument.
 
 Every bound is checked when a request comes, so what waits is never thrown out for what comes later. Bands
-are strict: as long as a higher priority waits, no lower one is served.
+are strict: as long as a higher priority waits that may be served, no lower one is.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,11 +88,13 @@ class FlowQueue:
         self._count(ticket, +1)
         return None
 
-    def take(self, now_s: float) -> Ticket | None:
-        """The next request, which does not wait any more; None: nobody waits."""
-        if not self._flows:
+    def take(self, now_s: float, admits: Callable[[int], bool] = lambda _priority: True) -> Ticket | None:
+        """The next request of a priority that `admits`, which does not wait any more; None: nobody does."""
+        admitted = filter(admits, sorted(self._flows, reverse=True))
+        priority = next(admitted, None)
+        if priority is None:
             return None
-        ticket = self._flows[max(self._flows)].pop(now_s)
+        ticket = self._flows[priority].pop(now_s)
         self._drop(ticket)
         return ticket
 

@@ -27,6 +27,7 @@ LISTENERS = {
     "buffered": ("BUFFERED", "BUFFERED", False, "destination"),
     "streamed": ("STREAMED", "STREAMED", False, "destination"),
     "no_response": (DUPLEX, "NONE", False, "destination"),
+    "grpc": (DUPLEX, DUPLEX, False, "destination_h2"),  # engines that speak HTTP/2
     "h2": None,  # passes everything on over HTTP/2 to a copy of "duplex"
 }
 LOCAL = "@kvpull-test-{}"  # abstract socket of that copy
@@ -210,6 +211,10 @@ def bootstrap(picker_port: int, hosts: Sequence[str]) -> dict[str, Any]:
             "http_header_name": "x-gateway-destination-endpoint",
         },
     }
+    destination_h2 = destination | {
+        "name": "destination_h2",
+        "typed_extension_protocol_options": {options: http2},
+    }
     return {
         "admin": {"address": address(0)},
         "static_resources": {
@@ -217,6 +222,7 @@ def bootstrap(picker_port: int, hosts: Sequence[str]) -> dict[str, Any]:
             "clusters": [
                 picker,
                 destination,
+                destination_h2,
                 override_host_cluster(hosts),
                 static_cluster("behind_h2", [local]) | {"typed_extension_protocol_options": {options: http2}},
             ],

@@ -131,6 +131,27 @@ def test_nothing_at_all_is_the_default_profile() -> None:
     assert any("a profile `default`" in note for note in config.notes)
 
 
+def test_plugins_without_a_profile_get_one_that_holds_them_all() -> None:
+    """As the reference has it: filters, scorers and pickers, each with weight 1."""
+    config = parse_config(
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+        "- {type: decode-filter}\n- {type: queue-scorer, name: q}\n- {type: load-aware-scorer}\n"
+        "- {type: random-picker}\n- {type: agent-identity}\n"
+    )
+    (profile,) = config.settings.handler.profiles
+    assert [plugin.name for plugin in profile.filters] == ["decode-filter"]
+    assert [(scorer.name, weight) for scorer, weight in profile.scorers] == [
+        ("q", 1.0),
+        ("load-aware-scorer", 1.0),
+    ]
+    assert profile.picker.name == "random-picker"
+    note = next(note for note in config.notes if note.startswith("no profiles"))
+    assert "decode-filter, q, load-aware-scorer, random-picker" in note
+    alone = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: agent-identity}]"
+    (profile,) = parse_config(alone).settings.handler.profiles
+    assert (profile.filters, profile.scorers) == ((), ())
+
+
 def test_what_has_no_effect_is_said() -> None:
     config = parse_config(
         document(
