@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 Span = tuple[int, int]
@@ -24,41 +23,35 @@ _QUOTE, _OPEN, _CLOSE, _COMMA = ord('"'), b"{[", b"}]", ord(",")
 
 @dataclass(slots=True)
 class _Container:
-    """An object or array whose end has not been seen."""
+    """An object or array whose end has not been seen. It counts nothing that grows with its members."""
 
     is_object: bool
     key: str | None = None  # of the member whose value comes next
     key_start: int = 0
-    members: list[tuple[str, Span]] = field(default_factory=list)  # key to end of value
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A complete value: its span, and the containers around it."""
-
-    span: Span
-    around: list[_Container]
+    kept_end: int | None = None  # of the last member that stays
+    cut_start: int | None = None  # of the first of the unwanted members at its end
+    cut_end: int = 0
 
 
 def without_members(raw: bytes, key: str) -> bytes:
     """`raw` without every member of that name, at any depth; all other bytes as they were.
 
-    A comma goes with the member that it belongs to. The same object if there is no such member.
+    A comma goes with the member that it belongs to. The same object if there is no such member. Memory
+    follows the depth and the number of cuts, not the number of members.
     """
-    return _without(raw, [cut for container in _objects(raw) for cut in _cuts(container.members, key)])
+    return _without(raw, sorted(_cuts(raw, key)))
 
 
 def without_top_members(raw: bytes, key: str) -> bytes:
     """`raw`, an object, without every member of that name in it; those of inner objects stay."""
-    (top,) = deque(_objects(raw), maxlen=1)
-    return _without(raw, _cuts(top.members, key))
+    return _without(raw, sorted(_cuts(raw, key, inner=False)))
 
 
 def _without(raw: bytes, cuts: list[Span]) -> bytes:
     if not cuts:
         return raw
     kept, at = [], 0
-    for start, end in sorted(cuts):
+    for start, end in cuts:
         kept.append(raw[at:start])
         at = max(at, end)
     kept.append(raw[at:])
@@ -69,12 +62,12 @@ def find_values(raw: bytes, paths: Collection[Path]) -> dict[Path, Span]:
     """Spans of the values at `paths` (member names from the top); of duplicates the last one."""
     found: dict[Path, Span] = {}
     longest = max(map(len, paths))
-    for value in _values(raw):
-        if len(value.around) > longest or not all(container.is_object for container in value.around):
+    for start, end, around, _ in _scan(raw):
+        if len(around) > longest or not all(container.is_object for container in around):
             continue
-        path = tuple(container.key or "" for container in value.around)
+        path = tuple(container.key or "" for container in around)
         if path in paths:
-            found[path] = value.span
+            found[path] = start, end
     return found
 
 
@@ -88,46 +81,34 @@ def replaced(raw: bytes, edits: dict[Span, bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _cuts(members: list[tuple[str, Span]], key: str) -> list[Span]:
-    """What to cut from one object: up to the next member, or, behind the last one that stays, all."""
-    kept = [index for index, (name, _) in enumerate(members) if name != key]
-    if len(kept) == len(members):
-        return []
-    last = kept[-1] if kept else -1
-    cuts = [
-        (span[0], members[index + 1][1][0])
-        for index, (name, span) in enumerate(members[: max(last, 0)])
-        if name == key
-    ]
-    if last < len(members) - 1:
-        start = members[last][1][1] if kept else members[0][1][0]
-        cuts.append((start, members[-1][1][1]))
-    return cuts
+def _cuts(raw: bytes, key: str, *, inner: bool = True) -> Iterator[Span]:
+    """What to cut of each object: up to the next member that stays, or, behind the last that stays, all."""
+    for _, end, around, ended in _scan(raw):
+        if ended is not None and ended.cut_start is not None:
+            yield ended.cut_start if ended.kept_end is None else ended.kept_end, ended.cut_end
+        if not around or (name := around[-1].key) is None:
+            continue
+        of = around[-1]
+        if name != key or not (inner or len(around) == 1):
+            if of.cut_start is not None:
+                yield of.cut_start, of.key_start
+            of.cut_start, of.kept_end = None, end
+        else:
+            of.cut_start = of.key_start if of.cut_start is None else of.cut_start
+            of.cut_end = end
 
 
-def _objects(raw: bytes) -> Iterator[_Container]:
-    """Every object once, complete."""
-    for ended in _scan(raw, values=False):
-        if isinstance(ended, _Container) and ended.is_object:
-            yield ended
+def _scan(raw: bytes) -> Iterator[tuple[int, int, list[_Container], _Container | None]]:
+    """Every value when it is complete: its span, the containers around it, and the container that it is.
 
-
-def _values(raw: bytes) -> Iterator[_Value]:
-    for ended in _scan(raw, values=True):
-        if isinstance(ended, _Value):
-            yield ended
-
-
-def _scan(raw: bytes, *, values: bool) -> Iterator[_Container | _Value]:
-    """Containers as they end and, if asked for, values as they are complete (a container's follows it).
-
-    `_Value.around` is the live path: read it before the next step.
+    The containers around it are the live path: read it before the next step.
     """
     path: list[_Container] = []
     starts: list[int] = []
     for token in _TOKEN.finditer(raw):
         start, end = token.span()
         first = raw[start]
+        ended = None
         if first == _COMMA:
             continue
         if first in _OPEN:
@@ -137,15 +118,13 @@ def _scan(raw: bytes, *, values: bool) -> Iterator[_Container | _Value]:
         if first in _CLOSE:
             if not path:
                 return
-            yield path.pop()
+            ended = path.pop()
             start = starts.pop()
         elif first == _QUOTE and path and path[-1].is_object and path[-1].key is None:
             path[-1].key, path[-1].key_start = _key(raw[start:end]), start
             continue
-        if values:
-            yield _Value((start, end), path)
-        if path and (key := path[-1].key) is not None:
-            path[-1].members.append((key, (path[-1].key_start, end)))
+        yield start, end, path, ended
+        if path:
             path[-1].key = None
 
 

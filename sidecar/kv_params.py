@@ -20,12 +20,14 @@ import orjson
 
 from engine_plugin import wire as engine_wire
 from sidecar import json_bytes
-from sidecar.errors import BodyInvalid
+from sidecar.errors import BodyInvalid, BodyTooLarge
 
 _KEY: Final = engine_wire.KV_TRANSFER_PARAMS
 _KEY_BYTES: Final = _KEY.encode()
 # an escape that stands for a character of an owned name (all are `_` or `a`-`v`)
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[567]")
+# parsed, a body of the shortest values is 20 times as large; a prompt of a million token ids is below this
+MAX_VALUES: Final = 2_000_000
 _OBJECT_START: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\})?")
 
 
@@ -99,6 +101,14 @@ def is_suspicious(raw: bytes, owned: Collection[str] = (_KEY,)) -> bool:
     return bool(has_escape) or b"\0" in raw or any(name.encode() in raw for name in owned)
 
 
+def has_too_many_values(raw: bytes) -> bool:
+    """Whether parsing a body would cost memory and time out of proportion: never a false no.
+
+    Every value stands behind a comma or an opening bracket; those inside of texts count, too.
+    """
+    return len(raw) > MAX_VALUES and sum(map(raw.count, (b",", b"[", b"{"))) >= MAX_VALUES
+
+
 def without_client_params(raw: bytes, owned: Collection[str] = (_KEY,)) -> bytes:
     """`raw` with every member named in `owned` removed at any depth; the same object if there is none.
 
@@ -107,9 +117,14 @@ def without_client_params(raw: bytes, owned: Collection[str] = (_KEY,)) -> bytes
 
     Raises:
         BodyInvalid: suspicious, and not JSON in any encoding an engine would accept.
+        BodyTooLarge: suspicious, and more values than can be looked through.
     """
     if not is_suspicious(raw, owned):
         return raw
+    if has_too_many_values(raw):
+        raise BodyTooLarge(
+            f"The request body may hold at most {MAX_VALUES:,} values where it may name a sidecar's field"
+        )
     try:
         json.loads(raw)
         text = raw.decode(json.detect_encoding(raw), "surrogatepass").encode("utf-8", "surrogatepass")
@@ -140,7 +155,9 @@ def with_members(raw: bytes, members: Mapping[str, Any]) -> bytes | None:
 
 
 def parse_object(raw: bytes) -> dict[str, Any] | None:
-    """The body as a mapping, or None when it is not a JSON object that can be written again."""
+    """The body as a mapping, or None when it is not a JSON object that can be written again, or too large."""
+    if has_too_many_values(raw):
+        return None
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:

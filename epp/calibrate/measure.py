@@ -66,6 +66,10 @@ def plan(settings: Settings, rng: random.Random) -> list[Leg]:
     return legs
 
 
+class CountersDisagree(ProbeError):
+    """The source has served other bytes than the destination received."""
+
+
 class Pair:
     """A source and a destination that nobody else uses."""
 
@@ -126,11 +130,27 @@ class Pair:
             time.sleep(self._settings.settle_s)
         before = self._source.counters(), self._destination.counters()
         timed = self._destination.complete(prompt, salt, self._name if leg.kind == PULL else None)
-        moved = self._moved_bytes(*before)
+        try:
+            moved = self._moved_bytes(*before)
+        except CountersDisagree:
+            failures = self._failures(before[1]) if leg.kind == PULL else ""
+            if not failures:
+                raise
+            measured.discarded.append(
+                f"pull at {leg.tokens:,} tokens: the destination gave it up ({failures})"
+            )
+            return
         if leg.kind == PULL:
             self._keep_pull(leg, timed, moved, before[1], measured)
         else:
             self._keep_recompute(leg, timed, moved, measured)
+
+    def _failures(self, before: Counters) -> str:
+        """Why the destination's pulls have failed since; of such a pull the source may have served all."""
+        now = self._destination.counters().failed_pulls
+        return ", ".join(
+            sorted(reason for reason, count in now.items() if count > before.failed_pulls.get(reason, 0.0))
+        )
 
     def _moved_bytes(self, source: Counters, destination: Counters) -> int | None:
         """By both ends' counters, which must agree; None: they do not count."""
@@ -148,7 +168,7 @@ class Pair:
             if served == received:
                 return int(served)
             if time.monotonic() > give_up_s:
-                raise ProbeError(
+                raise CountersDisagree(
                     f"the source counts {served:.0f} bytes served and the destination {received:.0f}"
                     " received: other traffic runs on the pair"
                 )

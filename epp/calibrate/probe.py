@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from engine_plugin.identity import format_address
 
 _MAX_PAGE_BYTES: Final = 16 << 20
 _MAX_LINE_BYTES: Final = 1 << 20
+_OK: Final = "ok"  # the `reason` of a pull that did not fail
 _EXTERNAL_HITS: Final = "vllm:external_prefix_cache_hits_total"
 
 
@@ -38,6 +39,7 @@ class Counters:
     served_bytes: float | None
     external_tokens: float | None
     info: Mapping[str, str]  # labels of kvpull_engine_info; empty without our plugin
+    failed_pulls: Mapping[str, float] = field(default_factory=dict)  # by the engine's reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +101,22 @@ class Engine:
         """Raises ProbeError."""
         sums: dict[str, float] = {}
         info: Mapping[str, str] = {}
+        failed: dict[str, float] = {}
         names = (wire.PULL_RECEIVED_BYTES_TOTAL, wire.PULL_SERVED_BYTES_TOTAL, _EXTERNAL_HITS)
         try:
             for family in text_string_to_metric_families(self._get("/metrics").decode()):
                 for sample in family.samples:
                     if sample.name == wire.ENGINE_INFO:
                         info = sample.labels
+                    elif sample.name == wire.PULLS_TOTAL and (reason := sample.labels.get("reason")) != _OK:
+                        failed[str(reason)] = sample.value
                     elif sample.name in names:
                         sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         except ValueError as error:
             raise ProbeError(f"{self.url}/metrics: not a metrics page") from error
         absent = 0.0 if info else None  # a labelled counter appears with its first pull
         return Counters(
-            sums.get(names[0], absent), sums.get(names[1], absent), sums.get(_EXTERNAL_HITS), info
+            sums.get(names[0], absent), sums.get(names[1], absent), sums.get(_EXTERNAL_HITS), info, failed
         )
 
     def model(self) -> str:

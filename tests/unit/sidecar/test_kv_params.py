@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar import kv_params
-from sidecar.errors import BodyInvalid
+from sidecar.errors import BodyInvalid, BodyTooLarge
 from sidecar.kv_params import Api
 
 _PULL = kv_params.pull_params("id-1", "10.0.0.3", 7779)
@@ -217,6 +217,30 @@ def test_removal_leaves_every_other_value_exact(body: dict[str, Any], value: Any
 def test_suspicious_and_not_json_is_the_clients_fault(raw: bytes) -> None:
     with pytest.raises(BodyInvalid):
         kv_params.without_client_params(raw)
+
+
+@pytest.fixture
+def few_values(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(kv_params, "MAX_VALUES", 1_000)
+    return 1_000
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":1},', b'"ab",', b"7,"])
+def test_more_values_than_can_be_looked_through_are_refused(few_values: int, piece: bytes) -> None:
+    raw = b'{"kv_transfer_params":1,"x":[' + piece * few_values + b"0]}"
+    with pytest.raises(BodyTooLarge, match="1,000 values"):
+        kv_params.without_client_params(raw)
+    assert kv_params.parse_object(raw) is None
+
+
+def test_a_body_of_many_values_that_names_nothing_of_ours_passes_unread(few_values: int) -> None:
+    raw = b'{"prompt":[' + b"7," * (2 * few_values) + b"7]}"
+    assert kv_params.without_client_params(raw) is raw
+
+
+def test_fewer_values_than_the_limit_are_looked_through(few_values: int) -> None:
+    raw = b'{"kv_transfer_params":1,"prompt":[' + b"7," * (few_values - 10) + b"7]}"
+    assert json.loads(kv_params.without_client_params(raw)) == {"prompt": [7] * (few_values - 9)}
 
 
 # --- ids, routes, what cannot be split ----------------------------------------------------------
