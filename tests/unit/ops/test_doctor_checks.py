@@ -201,6 +201,17 @@ def test_scores() -> None:
     assert faults(deaf) == [("subscriptions", "a/0")], "what follows from it is not a second fault"
 
 
+def test_a_request_that_a_mute_engine_may_have_had_does_not_blame_the_gateway() -> None:
+    """A stopped engine was two faults: its own, and a gateway that was well."""
+    mute = {"b/0": engine("b/0", fault="no answer within 5 s")}
+    late = RepeatFacts("http://gw", fault="a request through it: no answer within 30 s", taken=True)
+    assert faults(healthy(repeat=late, engines=mute)) == [("engines", "b/0")]
+    assert "b/0" in check(healthy(repeat=late, engines=mute), "scores").seen
+    assert faults(healthy(repeat=late)) == [("scores", "http://gw")], "nobody else can have been it"
+    refused = RepeatFacts("http://gw", fault="a request through it: Connection refused")
+    assert faults(healthy(repeat=refused, engines=mute)) == [("engines", "b/0"), ("scores", "http://gw")]
+
+
 def test_a_picker_without_a_tokenizer_is_one_finding() -> None:
     no = tuple(
         TokenFacts(
