@@ -53,6 +53,7 @@ def wrong_pulls(reason: str = "refused_identity") -> tuple[PullFacts, ...]:
         (healthy(rows={"c/0": row("c/0", state="unsupported")}), "subscriptions"),
         (healthy(engines={"c/0": engine("c/0", fault="status 502", info={})}), "engines"),
         (healthy(rows={"c/0": row("c/0", metrics_age_s=None)}), "engines"),
+        (healthy(rows={"c/0": row("c/0", metrics_age_s=4.0, waiting_known=False)}), "engines"),
         (healthy(engines={"c/0": engine("c/0", info_labels=("rank", "seed"))}), "key names"),
         (healthy(rows={"c/0": row("c/0", waiting_known=False)}), "key names"),
         (healthy(engines={"c/0": engine("c/0", clock_offset_s=45.0)}), "clocks"),
