@@ -28,6 +28,7 @@ class Reply:
     text: str = ""
     fault: str | None = None
     clock_offset_s: float | None = None
+    timed_out: bool = False  # it was asked, and said nothing in time
 
     @property
     def good(self) -> bool:
@@ -90,7 +91,7 @@ class Caller:
                     while not answer.content.at_eof() and len(raw) < MAX_ANSWER_BYTES:
                         raw += await answer.content.read(MAX_ANSWER_BYTES - len(raw))
             except TimeoutError:
-                return Reply(fault=f"no answer within {timeout_s:g} s")
+                return Reply(fault=f"no answer within {timeout_s:g} s", timed_out=True)
             except (aiohttp.ClientError, ValueError, OSError) as error:
                 return Reply(fault=_reason(error))
             offset_s = _offset_s(answer.headers.get("Date"), asked_s, time.time())

@@ -88,6 +88,7 @@ class RepeatFacts:
 
     gateway: str
     fault: str | None = None
+    taken: bool = False  # the gateway took the request: the fault may be the endpoint's that it went to
     prompt_tokens: int | None = None
     best_cached_tokens: int = 0  # of the repetition, over all candidates
     reason: str = ""

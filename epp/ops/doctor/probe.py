@@ -83,16 +83,16 @@ class Prober:
         rows = self._serving()
         body = self._body(rows[0] if rows else None, _prompt_for(self.endpoints))
         first = await self._through(gateway, body)
-        if isinstance(first, str):
-            return RepeatFacts(gateway, fault=first)
+        if isinstance(first, RepeatFacts):
+            return first
         computing, deadline_s, repeats, best, record = str(first["computing"]), self._deadline(), 0, 0, first
         # of an endpoint without a claim nothing can be known: one repetition shows it
         limit = _REPEATS if computing in {row.name for row in rows if row.has_claim} else 1
         while best == 0 and repeats < limit and (repeats == 0 or time.monotonic() < deadline_s):
             await asyncio.sleep(self.settle_s / _REPEATS)
             again = await self._through(gateway, body)
-            if isinstance(again, str):
-                return RepeatFacts(gateway, fault=again)
+            if isinstance(again, RepeatFacts):
+                return again
             record, repeats = again, repeats + 1
             best = max((int(row["cached_tokens"]) for row in record["candidates"]), default=0)
         return RepeatFacts(
@@ -104,7 +104,7 @@ class Prober:
             repeats=repeats,
         )
 
-    async def _through(self, gateway: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
+    async def _through(self, gateway: str, body: Mapping[str, Any]) -> dict[str, Any] | RepeatFacts:
         """The decision about one request, or why there is none."""
         request_id = f"doctor-{uuid.uuid4().hex}"
         headers = {sidecar_wire.REQUEST_ID: request_id}
@@ -112,7 +112,8 @@ class Prober:
             gateway + _COMPLETIONS, body, headers, timeout_s=self.request_timeout_s
         )
         if not reply.good:
-            return f"a request through it: {reply.why}"
+            taken = reply.timed_out or reply.status >= 500
+            return RepeatFacts(gateway, fault=f"a request through it: {reply.why}", taken=taken)
         for url in self.asking.urls:
             found = await self.caller.get(
                 f"{url}/debug/kvpull/decisions/{request_id}", self.asking.authorization
@@ -120,7 +121,7 @@ class Prober:
             record = found.json() if found.good else None
             if isinstance(record, dict) and {"computing", "candidates", "prompt_tokens"} <= record.keys():
                 return record
-        return "it answered, and no picker given has decided about the request"
+        return RepeatFacts(gateway, fault="it answered, and no picker given has decided about the request")
 
     # --- pulls ----------------------------------------------------------------------------------
     async def pulls(self) -> tuple[PullFacts, ...]:

@@ -101,6 +101,11 @@ def scores(facts: Facts, blamed: frozenset[str]) -> Check:
     repeat = facts.repeat
     if repeat is None:
         return Check("scores", _unprobed(facts, "give --gateway"), judged=False)
+    mute = sorted(name for name, engine in facts.engines.items() if engine.fault is not None)
+    if repeat.fault is not None and repeat.taken and mute:
+        return Check(
+            "scores", f"no answer; {', '.join(mute)} may have had the request, see above", judged=False
+        )
     if repeat.fault is not None:
         remedy = (
             "is it the gateway in front of this picker, does it route to the pool, and do both speak TLS "

@@ -13,6 +13,7 @@ _WARN_SKEW_S = 5.0
 _FAULT_SKEW_S = MAX_AGE_S / 2
 _FULL_SHARE = 0.02  # free share of /dev/shm under which the next engine start fails
 _STALE_METRICS_S = 10.0
+_UNUSED_METRICS_S = 2.0  # where the picker does not use them any more (its --metrics-staleness-threshold)
 
 
 def pickers(facts: Facts, _: frozenset[str]) -> Check:
@@ -77,7 +78,9 @@ def engines(facts: Facts, _: frozenset[str]) -> Check:
                     row, f"{row.address}: {engine.fault}", "is the pod up, and does the address belong to it?"
                 )
             )
-        elif row.metrics_age_s is None or row.metrics_age_s > _STALE_METRICS_S:
+        elif row.metrics_age_s is None or row.metrics_age_s > (
+            _STALE_METRICS_S if row.waiting_known else _UNUSED_METRICS_S
+        ):
             age = "never" if row.metrics_age_s is None else f"{row.metrics_age_s:.0f} s ago"
             found.append(
                 _at(

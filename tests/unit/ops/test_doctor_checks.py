@@ -53,6 +53,7 @@ def wrong_pulls(reason: str = "refused_identity") -> tuple[PullFacts, ...]:
         (healthy(rows={"c/0": row("c/0", state="unsupported")}), "subscriptions"),
         (healthy(engines={"c/0": engine("c/0", fault="status 502", info={})}), "engines"),
         (healthy(rows={"c/0": row("c/0", metrics_age_s=None)}), "engines"),
+        (healthy(rows={"c/0": row("c/0", metrics_age_s=4.0, waiting_known=False)}), "engines"),
         (healthy(engines={"c/0": engine("c/0", info_labels=("rank", "seed"))}), "key names"),
         (healthy(rows={"c/0": row("c/0", waiting_known=False)}), "key names"),
         (healthy(engines={"c/0": engine("c/0", clock_offset_s=45.0)}), "clocks"),
@@ -199,6 +200,17 @@ def test_scores() -> None:
     assert faults(healthy(repeat=RepeatFacts("http://gw", fault="status 503"))) == [("scores", "http://gw")]
     deaf = healthy(repeat=unknown, rows={"a/0": row("a/0", state="unknown")})
     assert faults(deaf) == [("subscriptions", "a/0")], "what follows from it is not a second fault"
+
+
+def test_a_request_that_a_mute_engine_may_have_had_does_not_blame_the_gateway() -> None:
+    """A stopped engine was two faults: its own, and a gateway that was well."""
+    mute = {"b/0": engine("b/0", fault="no answer within 5 s")}
+    late = RepeatFacts("http://gw", fault="a request through it: no answer within 30 s", taken=True)
+    assert faults(healthy(repeat=late, engines=mute)) == [("engines", "b/0")]
+    assert "b/0" in check(healthy(repeat=late, engines=mute), "scores").seen
+    assert faults(healthy(repeat=late)) == [("scores", "http://gw")], "nobody else can have been it"
+    refused = RepeatFacts("http://gw", fault="a request through it: Connection refused")
+    assert faults(healthy(repeat=refused, engines=mute)) == [("engines", "b/0"), ("scores", "http://gw")]
 
 
 def test_a_picker_without_a_tokenizer_is_one_finding() -> None:
