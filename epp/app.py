@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from epp import key_files
@@ -67,6 +66,7 @@ from epp.telemetry.snapshots import SnapshotCollector
 from epp.telemetry.spans import SpanCollector
 from epp.telemetry.tokeniser_metrics import TokeniserCollector
 from epp.thresholds.in_force import ThresholdState
+from sidecar.pages import Pages
 from sidecar.pool_watch.metrics import WatchCollector
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class _App:
             loop.add_signal_handler(number, self._request_stop)
         await self._inputs.open()
         await self._ha.open()
-        web_runner = await self._start_debug()
+        pages = await self._start_debug()
         expiry = loop.call_later(self._replicas.keep_s, self._replicas.expire)
         background = [asyncio.create_task(_forever(part)) for part in self._background()]
         try:
@@ -247,7 +247,7 @@ class _App:
                 await self._leaving
             await self._ha.close()
             await self._inputs.close()
-            await web_runner.cleanup()
+            await pages.close()
             if self._tokeniser is not None:
                 await self._tokeniser.aclose()
         log.info("stopped")
@@ -291,7 +291,7 @@ class _App:
         for task in ended:
             await task
 
-    async def _start_debug(self) -> web.AppRunner:
+    async def _start_debug(self) -> Pages:
         arguments = self._arguments
         app = build_debug_app(
             self._picker,
@@ -302,18 +302,16 @@ class _App:
             ports=self._membership.event_ports,
             config=self._config_json,
         )
-        tls = metrics_tls(arguments)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
         try:
-            await web.TCPSite(runner, arguments.listen_host, arguments.metrics_port, ssl_context=tls).start()
+            pages = await Pages.start(
+                app, arguments.listen_host, arguments.metrics_port, metrics_tls(arguments)
+            )
         except OSError as error:
-            await runner.cleanup()
             raise ConfigError(
                 f"metrics port {arguments.listen_host}:{arguments.metrics_port}: {error.strerror}"
             ) from error
-        self._metrics_port = int(runner.addresses[0][1])
-        return runner
+        self._metrics_port = pages.port
+        return pages
 
     async def _report_ready(self) -> None:
         await self._inputs.wait_ready()

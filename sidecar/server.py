@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
-from aiohttp import web
-
 from sidecar import wire
 from sidecar.allowlist import AllowList, EndpointFileWatch
 from sidecar.bootstrap import EngineIds
@@ -23,6 +21,7 @@ from sidecar.config import ANY_HOST, SidecarConfig
 from sidecar.endpoint import HostPort
 from sidecar.legs import LegRules, SplitLegs
 from sidecar.listener import Binding, Listener
+from sidecar.pages import Pages
 from sidecar.peer_health import PeerHealth
 from sidecar.plan import RoutingRules
 from sidecar.plan import Self as OwnRank
@@ -160,12 +159,10 @@ class Sidecar:
         self._listeners.append(listener)
 
     async def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        runner = web.AppRunner(metrics_app(self.telemetry), access_log=None)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
         config = self._config
         tls = None if config.metrics_cert_dir is None else server_context(config.metrics_cert_dir)
-        await web.TCPSite(runner, config.listen_host, config.metrics_port, ssl_context=tls).start()
+        pages = await Pages.start(metrics_app(self.telemetry), config.listen_host, config.metrics_port, tls)
+        stack.push_async_callback(pages.close)
 
     # --- views of the configuration --------------------------------------------------------------
 

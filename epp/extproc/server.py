@@ -37,6 +37,7 @@ class ServerSettings:
     max_receive_bytes: int | None = None  # None: a whole buffered body and a MiB around it
     max_send_bytes: int | None = None
     max_concurrent_streams: int = 16_384  # per connection; a gateway opens few, each holds all its streams
+    handshake_timeout_s: float = 10.0  # TLS and HTTP/2, from the connect on: who says nothing is shut out
     keepalive_s: float = 30.0  # a gateway that vanished is noticed after this + keepalive_timeout_s
     keepalive_timeout_s: float = 10.0
     lame_duck_s: float = 5.0  # unready but accepting: what a gateway needs to notice
@@ -139,6 +140,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         # streams that came while the loop was busy; the library's own 1,000 refuses some of a burst at random
         ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
         ("grpc.server.max_pending_requests_hard_limit", 4 * settings.max_concurrent_streams),
+        ("grpc.server_handshake_timeout_ms", int(settings.handshake_timeout_s * 1000)),
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),

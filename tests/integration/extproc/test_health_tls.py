@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator
@@ -124,3 +125,27 @@ async def test_a_bad_mount_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(tls.CertificateError, match=r"tls\.crt"):
         await server.start()
     await server.stop()
+
+
+@pytest.mark.parametrize("secure", [True, False], ids=["TLS", "plain"])
+@pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a greeting"])
+async def test_who_connects_and_does_not_speak_is_shut_out(secure: bool, said: bytes) -> None:
+    settings = replace(SETTINGS, secure=secure, handshake_timeout_s=0.2)
+    server = ExtProcServer(Bookkeeper({}), ready=lambda: True, settings=settings)
+    await server.start()
+    try:
+        assert server.health_port is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.health_port}") as channel:
+            assert await check(channel, "") == SERVING
+            for port in (server.port, server.health_port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(said)
+                with contextlib.suppress(ConnectionResetError):
+                    async with asyncio.timeout(10):
+                        await reader.read()  # to the end
+                writer.close()
+                with contextlib.suppress(ConnectionResetError):
+                    await writer.wait_closed()
+            assert await check(channel, "") == SERVING, "who speaks stays"
+    finally:
+        await server.stop()
