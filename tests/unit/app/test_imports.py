@@ -16,7 +16,7 @@ def test_the_picker_starts_without_what_only_engines_have(module: str) -> None:
         f"import {module}\n"
         "from engine_plugin.transport.orders import PrefetchOrders\n"
         "import asyncio\n"
-        "async def make(): await PrefetchOrders(b'k' * 32).stop()\n"
+        "async def make(): await PrefetchOrders((b'k' * 32,)).stop()\n"
         "asyncio.run(make())\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
