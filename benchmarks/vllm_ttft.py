@@ -1,4 +1,4 @@
-"""`make bench NAME=vllm_ttft`: what pulls cost and save in real vLLM engines on a CPU.
+"""`make bench NAME=engine`: what pulls cost and save in real vLLM engines on a CPU.
 
 Needs .venv-vllm (`make test-engine` makes it). All engines run the same random model (2 KiB of KV a token, or
 6 with `--shape small`) on one machine, one pair at a time: ours, then vLLM's built-in p2p tier behind our
@@ -234,7 +234,7 @@ def main() -> int:
                     measures |= scheduler_share(running[0], running[1], root / "ours-0.times")
             print(kind, found.get(kind), measures, file=sys.stderr, flush=True)
     report(found, options.lengths, shape)
-    measures |= ratios(found, options.lengths)
+    measures |= ratios(found, options.lengths) | shares(found, measures)
     print(json.dumps({name: round(value, 5) for name, value in measures.items()}))
     return 0
 
@@ -269,6 +269,20 @@ def ratios(found: Mapping[str, Timings], lengths: Sequence[str]) -> dict[str, fl
     set_up = [one.first_pull_s - min(one.pull_s["1k"]) for one in (ours, builtin)]
     if set_up[1] > 0:
         told["session_setup_vs_builtin"] = set_up[0] / set_up[1]
+    return told
+
+
+def shares(found: Mapping[str, Timings], measures: Mapping[str, float]) -> dict[str, float]:
+    """What is judged without the built-in tier."""
+    told = {}
+    if "ours" in found:
+        ours = found["ours"]
+        told["step_share"] = measures["scheduler_share_of_steps"]
+        if "4k" in ours.pull_s:
+            pulled, computed = ours.pull_s["4k"], ours.recompute_s["4k"]
+            told["pull_vs_recompute_4k"] = statistics.median(pulled) / statistics.median(computed)
+        if "idle_core_share_plain" in measures:
+            told["idle_core_share"] = measures["idle_core_share_ours"] - measures["idle_core_share_plain"]
     return told
 
 
