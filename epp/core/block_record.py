@@ -114,7 +114,7 @@ class BlockRecords:
             return None
         for name in names:
             del records[name]
-        return cast(list[BlockKey], found)
+        return cast("list[BlockKey]", found)
 
     def discard(self, name: EngineBlockHash) -> None:
         """Mutates: a name with a record is forgotten."""

@@ -84,8 +84,8 @@ class EngineBlocks(EndpointRecords):
         tally.stored += len(names)
         if keys and min(keys) < self._sample.below:
             below = self._sample.below
-            for key in [key for key in keys if key < below]:
-                self._sample.note(key, names[keys.index(key)])
+            for key, name in [pair for pair in zip(keys, names, strict=True) if pair[0] < below]:
+                self._sample.note(key, name)
 
     def _hold_new(self, names: tuple[EngineBlockHash, ...], keys: list[BlockKey], tier: CacheTier) -> bool:
         """The records and claims of blocks on the device of which nothing is known, nor awaited.

@@ -66,7 +66,7 @@ class PackedBatch(NamedTuple):
         if kind == CLEARED:
             return AllBlocksCleared()
         tier = CacheTier.CPU if flags & CPU else CacheTier.DEVICE
-        hashes = cast(tuple[EngineBlockHash, ...], tuple(_part("Q", self.names, first_name, names)))
+        hashes = cast("tuple[EngineBlockHash, ...]", tuple(_part("Q", self.names, first_name, names)))
         group_idx: int | None = group - 1 if group else None
         if kind == REMOVED:
             return BlockRemoved(tier, hashes, group_idx)

@@ -67,7 +67,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     decoded = [build_event(w, at) for at, w in enumerate(wired)]
     unknown = decoded.count(None)
     events = tuple([event for event in decoded if event is not None]) if unknown else tuple(decoded)
-    return EventBatch(cast(tuple[Event, ...], events), unknown, digest)
+    return EventBatch(cast("tuple[Event, ...]", events), unknown, digest)
 
 
 def check_size(payload: bytes) -> None:
@@ -224,10 +224,10 @@ def _group_kind(wired: StoredFields) -> str:
 
 def _names(hashes: list[int | bytes], position: int) -> tuple[EngineBlockHash, ...]:
     try:
-        array("Q", cast(list[int], hashes))  # tells the usual form cheaply
+        array("Q", cast("list[int]", hashes))  # tells the usual form cheaply
     except (TypeError, OverflowError):
         return tuple([_name(value, position) for value in hashes])
-    return cast(tuple[EngineBlockHash, ...], tuple(hashes))
+    return cast("tuple[EngineBlockHash, ...]", tuple(hashes))
 
 
 def _name(value: int | bytes, position: int) -> EngineBlockHash:

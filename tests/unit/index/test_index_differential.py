@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from typing import Any
 
@@ -210,3 +211,11 @@ def test_the_choice_says_which_implementation_runs() -> None:
     assert choice.implementation in (COMPILED, PURE)
     assert bool(choice.reason) == (choice.implementation == PURE)
     assert isinstance(choice.make(SEED), PythonPrefixIndex)
+
+
+def test_an_index_that_is_not_built_is_said_and_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "epp.core._compiled_index", None)
+    choice = choose_index()
+    assert (choice.implementation, choice.make) == (PURE, PythonPrefixIndex)
+    assert choice.reason.startswith("the compiled index cannot be loaded: ")
+    assert available_indexes() == {PURE: PythonPrefixIndex}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.event_inputs import recorded_payloads
 from engine_plugin.identity import EndpointId
+from epp import kvevents
 from epp.core.cache_view import CacheView
 from epp.core.events import Applied, BlockStored, EventBatch
 from epp.core.index_choice import COMPILED, PURE, IndexMaker, available_indexes
@@ -177,3 +179,12 @@ def test_a_view_counts_batches_of_one_step_together() -> None:
 def test_the_decoder_suits_the_index() -> None:
     assert choose_decoder(COMPILED).implementation == COMPILED
     assert choose_decoder(PURE).decode is codec.decode_batch
+
+
+def test_a_decoder_that_is_not_built_is_said_and_the_codec_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(kvevents, "_compiled_scan", raising=False)
+    monkeypatch.setitem(sys.modules, "epp.kvevents._compiled_scan", None)
+    choice = choose_decoder(COMPILED)
+    assert (choice.implementation, choice.decode) == (PURE, codec.decode_batch)
+    assert choice.reason.startswith("the compiled decoder of KV events cannot be loaded: ")
+    assert choose_decoder(PURE) == (PURE, codec.decode_batch, "")

@@ -222,10 +222,37 @@ vllm: {pool: true}
 {{- if ne (len .Values.router.modelServers.targetPorts) (int .Values.engine.sizing.dataParallelSize) -}}
 {{- fail "router.modelServers.targetPorts: one port for each of engine.sizing.dataParallelSize engines in a pod" -}}
 {{- end -}}
+{{- include "kvpull.validPorts" . -}}
 {{- $sizes := include "kvpull.sizes" . | fromYaml -}}
 {{- $tiers := mul $sizes.cpuTierBytes (int .Values.engine.sizing.dataParallelSize) -}}
 {{- if lt (int64 $sizes.shmBytes) (int64 $tiers) -}}
 {{- fail (printf "engine.sizing.shmGiB: /dev/shm (%d bytes) is below the pod's CPU tiers (%d bytes): engines would end with a bus error" (int64 $sizes.shmBytes) (int64 $tiers)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Every port of an engine's pod, for every rank: one that is given out twice ends the render. */}}
+{{- define "kvpull.validPorts" -}}
+{{- $engine := .Values.engine -}}
+{{- $ranks := int $engine.sizing.dataParallelSize -}}
+{{- $plan := list (list "engine.sidecar.metricsPort" $engine.sidecar.metricsPort 1) -}}
+{{- range $name := list "port" "eventsPort" "replayPort" "p2pPort" "reportsPort" -}}
+{{- $plan = append $plan (list (printf "engine.%s" $name) (get $engine $name) $ranks) -}}
+{{- end -}}
+{{- range $rank, $port := .Values.router.modelServers.targetPorts -}}
+{{- $plan = append $plan (list (printf "router.modelServers.targetPorts[%d]" $rank) $port.number 1) -}}
+{{- end -}}
+{{- if eq $engine.sidecar.kvConnector "nixlv2" -}}
+{{- $plan = append $plan (list "NIXL's side channel" 5600 (mul $ranks (int $engine.sizing.tensorParallelSize))) -}}
+{{- end -}}
+{{- $taken := dict -}}
+{{- range $row := $plan -}}
+{{- range $rank := until (int (index $row 2)) -}}
+{{- $port := add (int64 (index $row 1)) $rank | toString -}}
+{{- if hasKey $taken $port -}}
+{{- fail (printf "%s: port %s (rank %d) is taken by %s" (index $row 0) $port $rank (get $taken $port)) -}}
+{{- end -}}
+{{- $_ := set $taken $port (index $row 0) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
