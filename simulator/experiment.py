@@ -51,6 +51,7 @@ class FleetSpec(_Strict):
     event_delay_s: float = Field(default=0.1, ge=0)
     gateway_s: float = Field(default=0.05, ge=0)
     warm_sessions: bool = True
+    keeps_connected: bool = False
     ranks_per_instance: int = Field(default=1, ge=1)  # expert-parallel: their steps are one
     primed: bool = False  # every engine has answered one short prompt before
 
@@ -67,6 +68,7 @@ class FleetSpec(_Strict):
             event_delay_s=self.event_delay_s,
             gateway_s=self.gateway_s,
             warm_sessions=self.warm_sessions,
+            keeps_connected=self.keeps_connected,
             ranks_per_instance=self.ranks_per_instance,
         )
 

@@ -53,6 +53,7 @@ class FleetShape:
     event_delay_s: float = 0.1
     gateway_s: float = 0.15  # client to engine: gateway, tokeniser, picker, sidecar
     warm_sessions: bool = True
+    keeps_connected: bool = False  # who joins or comes back connects to all peers by itself (`connect`)
     ranks_per_instance: int = 1  # engines, in their order, whose steps are one instance's
     limits: PullLimits = field(default_factory=PullLimits)
 
@@ -159,9 +160,18 @@ class Fleet:
         self.pulls.forget_engine(engine.name)
         self.timeline.after(down_s, self._back, endpoint_id)
 
+    def connect_ahead(self, endpoint_id: EndpointId) -> None:
+        """An engine that has come up dials its peers, if the fleet does so: pulls find a session later on."""
+        if self.shape.keeps_connected:
+            name = str(endpoint_id)
+            others = [e.name for e in self.engines.values() if e.name != name]
+            pairs = [pair for other in others for pair in ((name, other), (other, name))]
+            self.timeline.after(self.profile.transfer.session_s, self.pulls.warm, pairs)
+
     def _back(self, endpoint_id: EndpointId) -> None:
         engine = self.engines[endpoint_id]
         engine.alive = True
+        self.connect_ahead(endpoint_id)
         number = int(endpoint_id.pod.rpartition("-")[2])
         address = self._info[endpoint_id].p2p_addr
         role = self._roles()[number] if number < len(self._roles()) else ""

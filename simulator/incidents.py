@@ -81,7 +81,7 @@ class Join(_Strict):
 
 
 def _join(fleet: Fleet, number: int) -> None:
-    fleet.add_engine(number)
+    fleet.connect_ahead(fleet.add_engine(number))
 
 
 def reuse(records: Sequence[Record], pulled: bool = True) -> float:

@@ -46,7 +46,8 @@ class ModelProfile:
 
     def __post_init__(self) -> None:
         read = self.kv_bytes_per_token / max(self.timing.decode_context_ns * 1e-9, 1e-30) / self.devices
-        experts = self.expert_bytes / max(self.timing.expert_ms * 1e-3, 1e-30) / self.devices
+        expert_s = self.timing.expert_ms * 1e-3  # 0: experts are not modelled
+        experts = self.expert_bytes / expert_s / self.devices if expert_s else 0.0
         rates = (
             ("stream_bytes_per_s", self.transfer.stream_bytes_per_s, MAX_NETWORK_BYTES_PER_S),
             ("restore_bytes_per_s", self.transfer.restore_bytes_per_s, MAX_HOST_BYTES_PER_S * self.devices),

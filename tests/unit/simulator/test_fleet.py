@@ -8,8 +8,16 @@ from engine_plugin.identity import EndpointId
 from epp.config import parse_config
 from epp.core.thresholds import PullSettings
 from epp.core.types import ClaimState
+from simulator.calibration import load_model
 from simulator.clients import RateStages
-from simulator.experiment import Experiment, load_policy, run_fleet
+from simulator.experiment import (
+    Experiment,
+    experiment_names,
+    load_experiment,
+    load_policy,
+    run_fleet,
+    varied_profile,
+)
 from simulator.fleet import Fleet
 from simulator.requests import Record
 from tests.unit.simulator.golden import AFFINITY_DECISIONS, LOAD_FIRST_DECISIONS
@@ -195,6 +203,15 @@ def test_golden_decisions() -> None:
 
     assert decisions_of(AFFINITY) == AFFINITY_DECISIONS
     assert decisions_of(LOAD_FIRST) == LOAD_FIRST_DECISIONS
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_committed_variant_can_be_run(name: str) -> None:
+    spec = load_experiment(name)
+    profile = load_model(spec.model).profile
+    for changes in spec.variants.values():
+        assert spec.varied(changes).fleet.shape().engines == spec.fleet.engines
+        varied_profile(profile, spec.model_changes | changes.get("model", {}))
 
 
 def test_a_variant_changes_what_it_names_and_nothing_else() -> None:

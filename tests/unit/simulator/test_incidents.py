@@ -10,6 +10,7 @@ from simulator.experiment import Experiment, run_job
 from simulator.fleet import Fleet
 from simulator.incidents import Join, PickerRestart, time_to_reuse_s
 from simulator.requests import Record
+from tests.unit.simulator.test_fleet import ask_on
 from tests.unit.simulator.world import ask, fleet, text
 
 TOKENS = 20_000
@@ -112,3 +113,17 @@ def test_a_newcomer_is_served_by_pulls_and_its_figures_are_its_own() -> None:
 def test_incidents_are_part_of_the_protocol() -> None:
     assert Join(at_s=3).engines == 1
     assert PickerRestart(at_s=1, down_s=2).replay_batches == 10_000
+
+
+@pytest.mark.parametrize(("ahead", "end"), [(True, "ok"), (False, "deadline")])
+def test_who_has_restarted_pulls_at_once_only_where_it_connects_ahead(ahead: bool, end: str) -> None:
+    """A session takes 6 s to set up, longer than a pull may: the first one of a pair brings nothing."""
+    two = fleet(keeps_connected=ahead)
+    ask_on(two, "engine-0000", 1)
+    two.restart(EndpointId("engine-0001"), 1.0)
+    two.timeline.after(10.0, lambda: None)
+    two.run()
+    record = ask_on(two, "engine-0001", 1)
+    assert (record.source, record.pull_end) == ("engine-0000", end)
+    assert record.pulled_tokens == (19_968 if ahead else 0)
+    two.check()
