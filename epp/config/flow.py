@@ -109,6 +109,8 @@ def _band(entry: BandEntry, instances: Mapping[str, Instance], where: str) -> Ba
         Fairness(fairness.row.type_name if fairness else DEFAULT_FAIRNESS),
         Ordering(ordering.row.type_name if ordering else DEFAULT_ORDERING),
         known.las_half_life_seconds,
+        known.las_weight_service,
+        known.las_weight_head_wait,
     )
 
 

@@ -43,7 +43,10 @@ class BandSettings:
     max_requests: int = DEFAULT_BAND_REQUESTS
     fairness: Fairness = Fairness.GLOBAL_STRICT
     ordering: Ordering = Ordering.FCFS
-    half_life_s: float = 60.0  # of what a flow was served; program-aware only
+    # program-aware only
+    half_life_s: float = 60.0  # of what a flow was served; 0: it is never forgotten
+    service_weight: float = 0.8  # of having been served little, against
+    wait_weight: float = 0.2  # the wait of its next request
 
 
 @dataclass(frozen=True, slots=True)
