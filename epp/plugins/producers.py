@@ -69,6 +69,16 @@ class P2PSourceProducerParameters(Parameters):
     prefix_match_info_producer_name: str | None = None
     min_cached_token_delta: int | None = Field(default=None, ge=1, le=MAX_TOKENS)  # tokens
     prefill_profile_name: str = "prefill"
+    cost_model: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _no_costs(self) -> P2PSourceProducerParameters:
+        if self.cost_model is not None:
+            raise ValueError(
+                "costModel: what a pull costs is learned for each pair here; take it out, and write "
+                "`cost: {mode: cost}` in a PullThresholds document (docs/pulls.md)"
+            )
+        return self
 
 
 class LocalTokenizerParameters(Parameters):

@@ -152,3 +152,68 @@ def test_a_cache_gauge_of_an_engines_own_is_refused_by_name() -> None:
     extractor = {"type": "core-metrics-extractor", "parameters": {"engineConfigs": [engine]}}
     with pytest.raises(ConfigError, match="cacheBlockSizeSpec: cache sizes are read"):
         configured(extractor)
+
+
+# ---- what later versions of the reference write ----------------------------------------------------
+
+V1 = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {{type: queue-scorer}}
+- {{type: file-discovery, parameters: {{path: /etc/epp/endpoints.yaml}}}}
+schedulingProfiles: [{{name: default, plugins: [{{pluginRef: queue-scorer}}]}}]
+dataLayer: {layer}
+flowControl:
+  defaultRequestTTL: 60s
+  priorityBands:
+  - {{priority: 1, defaultRequestTTL: 5s}}
+  - {{priority: 0}}
+  - {{priority: -1, defaultRequestTTL: 0s}}
+"""
+FOUND = "{discovery: {endpoints: {pluginRef: file-discovery}}}"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        FOUND,
+        "{discovery: {pluginRef: file-discovery}}",
+        "{discovery: {pluginRef: nobody, endpoints: {pluginRef: file-discovery}}}",
+    ],
+)
+def test_v1_says_in_another_place_who_finds_endpoints(layer: str) -> None:
+    assert parse_config(V1.format(layer=layer)).discovery_path == "/etc/epp/endpoints.yaml"
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        ("{discovery: {}}", "discovery: endpoints.pluginRef is missing"),
+        ("{discovery: {peers: {pluginRef: x}}}", "discovery.peers is not part of kvpull: replicas exchange"),
+        ("{crossReplica: {syncerPluginRef: x}}", "crossReplica is not part of kvpull: replicas exchange"),
+        ("{crossReplicaPublishTimeout: 1s}", "crossReplicaPublishTimeout is not part of kvpull"),
+    ],
+)
+def test_what_replicas_exchange_in_v1_is_refused_with_what_there_is(layer: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config(V1.format(layer=layer))
+
+
+def test_a_band_may_have_a_longest_wait_of_its_own() -> None:
+    flow = parse_config(V1.format(layer=FOUND)).flow
+    assert flow is not None
+    assert [flow.longest_wait_s(priority) for priority in (1, 0, -1, 7)] == [5.0, 60.0, None, 60.0]
+
+
+def test_priorities_that_engines_would_have_to_know_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"requestHandler.propagatePriority is not part of kvpull"):
+        configured(requestHandler={"propagatePriority": True})
+    assert configured(requestHandler={"propagatePriority": False}).settings
+
+
+def test_a_cost_model_written_down_is_refused_with_where_costs_are_learned() -> None:
+    costs = {"prefillMicrosecondsPerToken": 19, "transferMicrosecondsPerToken": 3.9}
+    with pytest.raises(ConfigError, match=r"costModel: .* is learned .* PullThresholds"):
+        configured({"type": "p2p-source-producer", "parameters": {"costModel": costs}})
