@@ -3,6 +3,7 @@
 3,000 matched blocks of 16 tokens on 64 and on 1,024 endpoints with the demo's profile. Prints the best
 and the median CPU time and the part that is the index look-up; a ratio against hashing the same tokens alone,
 measured in turn with it, says how far from the unavoidable work it is on whatever machine this runs.
+Growth with endpoints and prompt length: `benchmarks.schedule_growth`.
 The collector of cycles is off, as it nearly is in the picker. Last line: JSON.
 """
 
@@ -51,19 +52,19 @@ schedulingProfiles:
 
 
 def build(
-    endpoints: int, speculation: SpeculationSettings | None = None
+    endpoints: int, speculation: SpeculationSettings | None = None, *, blocks: int = BLOCKS
 ) -> tuple[EndpointPicker, SchedulingRequest]:
     """A pool whose endpoint i holds the first share of the prompt, deeper with i."""
     view = CacheView(choose_index().make(bytes(16)), speculation=speculation)
     picker = EndpointPicker(parse_config(CONFIG).settings, view)
-    tokens = array("I", [(i * 2_654_435_761) % 150_000 for i in range(BLOCKS * BLOCK_TOKENS)])
-    hashes = tuple(EngineBlockHash(i + 1) for i in range(BLOCKS))
+    tokens = array("I", [(i * 2_654_435_761) % 150_000 for i in range(blocks * BLOCK_TOKENS)])
+    hashes = tuple(EngineBlockHash(i + 1) for i in range(blocks))
     for number in range(endpoints):
         endpoint = Endpoint(EndpointId(f"pod-{number:04d}"), f"10.{number >> 8}.{number & 255}.1", 8000)
         picker.upsert_endpoint(endpoint)
         picker.cache.on_connect(endpoint.id, 0.0)
         picker.cache.on_replay_end(endpoint.id, True, 0.0)
-        depth = max(8, BLOCKS * (number + 1) // endpoints)
+        depth = max(min(8, blocks), blocks * (number + 1) // endpoints)
         stored = tuple(
             BlockStored(
                 tier,
@@ -83,10 +84,10 @@ def build(
 Work = Callable[[int], object]
 
 
-def cpu_us(*works: Work) -> list[list[float]]:
+def cpu_us(*works: Work, repeats: int = REPEATS) -> list[list[float]]:
     """CPU time of each, in turns, so that all of them see the same machine."""
     samples: list[list[float]] = [[] for _ in works]
-    for n in range(REPEATS):
+    for n in range(repeats):
         for work, into in zip(works, samples, strict=True):
             started_s = time.thread_time()
             work(n)

@@ -36,6 +36,8 @@ from sidecar.tracing.spans import TRACEPARENT, Tracer
 
 log = logging.getLogger(__name__)
 
+_OUTPUT_WEIGHT = 2  # of an output token against one of the prompt, for fairness; as in the reference
+
 _READ_HEADERS = ("content-type", "content-encoding")
 
 
@@ -235,7 +237,8 @@ class Director:
     def finished(self, token: object, outcome: Outcome) -> None:
         assert isinstance(token, InFlight)
         self._picker.release(token.decision_id, outcome)
-        self._admission.note_served(token.asking, token.prompt_tokens + (outcome.completion_tokens or 0))
+        served = token.prompt_tokens + _OUTPUT_WEIGHT * (outcome.completion_tokens or 0)
+        self._admission.note_served(token.asking, served)
         self._admission.wake()
         if token.trace is not None:
             token.trace.ended(outcome)

@@ -20,8 +20,11 @@ from sidecar.endpoint import MAX_PORT, EndpointError, HostPort, canonical_host
 from sidecar.yaml_text import YamlTextError, decode_text, load_yaml, read_text
 
 MAX_FILE_BYTES = 8 << 20
+MAX_PORT_DIGITS = 5
 MAX_POD_CHARS = 253  # of a DNS name
 _POD = re.compile(rf"[a-z0-9.-]{{1,{MAX_POD_CHARS}}}")
+# the file of llm-d-router's file-discovery, whose ports are texts; a namespace changes nothing here
+_REFERENCE_FIELDS = {"name": "pod", "address": "host", "port": "serving_port"}
 _FIELDS = (
     "pod",
     "rank",
@@ -124,6 +127,7 @@ def _parse(text: str, name: str, p2p_base_port: int) -> tuple[EndpointRow, ...]:
 def _row(item: Any, p2p_base_port: int) -> EndpointRow:
     if not isinstance(item, dict):
         raise ValueError("must be a mapping")
+    item = _in_our_words(item)
     if unknown := [str(key) for key in item if key not in _FIELDS]:
         raise ValueError(f"unknown field {unknown[0]!r}; allowed: {', '.join(_FIELDS)}")
     rank = _integer(item, "rank", 0, low=0)
@@ -145,6 +149,17 @@ def _row(item: Any, p2p_base_port: int) -> EndpointRow:
         p2p_port=_integer(item, "p2p_port", p2p_base_port + rank, low=1),
         labels=_labels(item.get("labels")),
     )
+
+
+def _in_our_words(item: dict[Any, Any]) -> dict[Any, Any]:
+    """A row of the reference's file as one of ours; ours as it is."""
+    if "name" not in item or "pod" in item:
+        return item
+    row = {_REFERENCE_FIELDS.get(key, key): value for key, value in item.items() if key != "namespace"}
+    port = row.get("serving_port")
+    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) <= MAX_PORT_DIGITS:
+        row["serving_port"] = int(port)
+    return row
 
 
 def _pod(item: dict[Any, Any]) -> str:

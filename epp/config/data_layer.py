@@ -19,9 +19,12 @@ def check_data_layer(document: Document, instances: Mapping[str, Instance], orig
     where = f"{origin}: dataLayer"
     layer = document.data_layer
     for name, value in (
+        ("discovery.peers", layer.discovery.peers if layer.discovery else None),
         ("peerDiscovery", layer.peer_discovery),
         ("crossReplicaSyncerPluginRef", layer.cross_replica_syncer_plugin_ref),
         ("crossReplicaSyncInterval", layer.cross_replica_sync_interval),
+        ("crossReplicaPublishTimeout", layer.cross_replica_publish_timeout),
+        ("crossReplica", layer.cross_replica),
     ):
         if value is not None:
             raise ConfigError(f"{where}.{name} is not part of kvpull: {_REPLICAS}")
@@ -30,6 +33,11 @@ def check_data_layer(document: Document, instances: Mapping[str, Instance], orig
         _check_kind(source.plugin_ref, (Kind.SOURCE,), instances, path)
         for extractor in source.extractors:
             _check_kind(extractor.plugin_ref, (Kind.EXTRACTOR, Kind.PRODUCER), instances, path)
+    if document.request_handler.propagate_priority:
+        raise ConfigError(
+            f"{origin}: requestHandler.propagatePriority is not part of kvpull: priorities decide in the "
+            "picker's queue (flowControl); take it out"
+        )
     for name in document.parser_refs:
         _check_kind(name, (Kind.PARSER,), instances, f"{origin}: requestHandler.parsers")
 
@@ -46,5 +54,8 @@ def discovery_path(document: Document, instances: Mapping[str, Instance], origin
     if discovery is None:
         return None
     where = f"{origin}: dataLayer.discovery"
-    _check_kind(discovery.plugin_ref, (Kind.DISCOVERY,), instances, where)
-    return cast(FileDiscoveryParameters, instances[discovery.plugin_ref].parameters).path
+    ref = discovery.endpoints_ref
+    if ref is None:
+        raise ConfigError(f"{where}: endpoints.pluginRef is missing")
+    _check_kind(ref, (Kind.DISCOVERY,), instances, where)
+    return cast(FileDiscoveryParameters, instances[ref].parameters).path

@@ -46,13 +46,28 @@ class SourceEntry(_Model):
     extractors: list[PluginRef] = Field(default_factory=list)
 
 
+class Discovery(_Model):
+    """`endpoints` is how `llm-d.ai/v1` writes it; it wins over the older `pluginRef`, as in the reference."""
+
+    plugin_ref: str | None = None
+    endpoints: PluginRef | None = None
+    peers: PluginRef | None = None
+
+    @property
+    def endpoints_ref(self) -> str | None:
+        """Name of the plugin that finds endpoints."""
+        return self.endpoints.plugin_ref if self.endpoints else self.plugin_ref
+
+
 class DataLayer(_Model):
     inject_defaults: bool = True
     sources: list[SourceEntry] = Field(default_factory=list)
-    discovery: PluginRef | None = None
+    discovery: Discovery | None = None
     peer_discovery: PluginRef | None = None
     cross_replica_syncer_plugin_ref: str | None = None
     cross_replica_sync_interval: str | None = None
+    cross_replica_publish_timeout: str | None = None
+    cross_replica: dict[str, Any] | None = None
 
 
 class BandEntry(_Model):
@@ -61,6 +76,9 @@ class BandEntry(_Model):
     priority: int | None = None
     max_bytes: Quantity = 1_000_000_000
     max_requests: Quantity = 5_000
+    default_request_ttl: DurationS | None = Field(
+        default=None, alias="defaultRequestTTL"
+    )  # absent: flowControl's
     fairness_policy_ref: str | None = None
     ordering_policy_ref: str | None = None
 
@@ -82,6 +100,7 @@ class FlowControl(_Model):
 
 class RequestHandler(_Model):
     parsers: list[PluginRef] = Field(default_factory=list)
+    propagate_priority: bool = False
 
 
 class Document(_Model):

@@ -106,9 +106,12 @@ def _band(entry: BandEntry, instances: Mapping[str, Instance], where: str) -> Ba
     return BandSettings(
         entry.max_bytes,
         entry.max_requests,
+        entry.default_request_ttl,
         Fairness(fairness.row.type_name if fairness else DEFAULT_FAIRNESS),
         Ordering(ordering.row.type_name if ordering else DEFAULT_ORDERING),
         known.las_half_life_seconds,
+        known.las_weight_service,
+        known.las_weight_head_wait,
     )
 
 

@@ -145,7 +145,7 @@ class FlowController:
     def _ticket(self, asking: Asking, now_s: float) -> Ticket:
         settings = self.queue.settings
         is_empty = self._saturation(now_s, self._unbooked) is None
-        ttl_s = settings.no_endpoint_ttl_s if is_empty else settings.ttl_s
+        ttl_s = settings.no_endpoint_ttl_s if is_empty else settings.longest_wait_s(asking.priority)
         self._number += 1
         return Ticket(
             str(self._number),

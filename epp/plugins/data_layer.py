@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from epp.plugins.metric_specs import EngineGauges, GaugeSpec, read_spec
 from epp.plugins.parameters import DurationS, Parameters
@@ -43,6 +44,10 @@ class EngineConfig(Parameters):
     )
     lora_spec: str | None = None
     cache_info_spec: str | None = None
+    cache_block_size_label_name: str | None = None
+    cache_num_blocks_label_name: str | None = None
+    cache_block_size_spec: str | None = None
+    cache_num_blocks_spec: str | None = None
     custom_metrics: dict[str, Any] | list[Any] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -53,6 +58,11 @@ class EngineConfig(Parameters):
         for name, text in (("loraSpec", self.lora_spec), ("cacheInfoSpec", self.cache_info_spec)):
             if text is not None and text not in _OWN_SPECS:
                 raise ValueError(f"{name}: {', '.join(_OWN_SPECS)} are read; take it out")
+        for name in ("block_size_label_name", "num_blocks_label_name", "block_size_spec", "num_blocks_spec"):
+            if getattr(self, f"cache_{name}") is not None:
+                raise ValueError(
+                    f"{to_camel('cache_' + name)}: cache sizes are read by vLLM's and SGLang's names"
+                )
         if self.custom_metrics:
             raise ValueError("customMetrics: nothing reads them; take them out")
         return self

@@ -26,7 +26,14 @@ DEFAULT_ORDERING = Ordering.FCFS.value
 
 
 class ProgramAwareParameters(Parameters):
-    las_half_life_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
+    """Least attained service: tokens served (output counts twice), against the wait of the next request."""
+
+    strategy: Literal["las"] = "las"
+    las_weight_service: float = Field(default=0.8, ge=0.0, le=1e6)
+    las_weight_head_wait: float = Field(default=0.2, ge=0.0, le=1e6)
+    las_half_life_seconds: float = Field(default=60.0, ge=0.0, le=86_400.0)  # 0: nothing is forgotten
+    eviction_ttl_seconds: float = Field(default=3600.0, ge=0.0)
+    eviction_sweep_seconds: float = Field(default=300.0, gt=0.0)
 
 
 class StaticUsageLimitParameters(Parameters):
@@ -91,7 +98,15 @@ def _soft(_name: str) -> UsageLimit:
 ROWS = (
     PluginType(Fairness.GLOBAL_STRICT.value, Kind.FAIRNESS),
     PluginType(Fairness.ROUND_ROBIN.value, Kind.FAIRNESS),
-    PluginType(Fairness.PROGRAM_AWARE.value, Kind.FAIRNESS, ProgramAwareParameters),
+    PluginType(
+        Fairness.PROGRAM_AWARE.value,
+        Kind.FAIRNESS,
+        ProgramAwareParameters,
+        ignored=dict.fromkeys(
+            ("eviction_ttl_seconds", "eviction_sweep_seconds"),
+            "of 10,000 flows the one that was served longest ago is forgotten",
+        ),
+    ),
     PluginType(Ordering.FCFS.value, Kind.ORDERING),
     PluginType(Ordering.EDF.value, Kind.ORDERING),
     PluginType(Ordering.SLO_DEADLINE.value, Kind.ORDERING),

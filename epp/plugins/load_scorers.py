@@ -76,6 +76,7 @@ class LoadAwareScorer:
 
 
 class ActiveRequestScorerParameters(Parameters):
+    request_timeout: str | None = None
     idle_threshold: int = Field(default=0, ge=0)  # requests up to which an endpoint counts as idle
     max_busy_score: Share = 1.0  # ceiling for endpoints that are not idle
     in_flight_load_producer_name: str | None = None
@@ -144,6 +145,13 @@ ROWS = (
         "running-requests-size-scorer", Kind.SCORER, build=plain(RunningRequestsScorer), needs=_SCRAPED
     ),
     PluginType("load-aware-scorer", Kind.SCORER, LoadAwareScorerParameters, _load_aware, _SCRAPED),
-    PluginType("active-request-scorer", Kind.SCORER, ActiveRequestScorerParameters, _active, (LOAD_NEED,)),
+    PluginType(
+        "active-request-scorer",
+        Kind.SCORER,
+        ActiveRequestScorerParameters,
+        _active,
+        (LOAD_NEED,),
+        ignored={"request_timeout": "a request counts until its stream ends"},
+    ),
     PluginType("token-load-scorer", Kind.SCORER, TokenLoadScorerParameters, _token_load, (LOAD_NEED,)),
 )

@@ -69,6 +69,16 @@ class P2PSourceProducerParameters(Parameters):
     prefix_match_info_producer_name: str | None = None
     min_cached_token_delta: int | None = Field(default=None, ge=1, le=MAX_TOKENS)  # tokens
     prefill_profile_name: str = "prefill"
+    cost_model: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _no_costs(self) -> P2PSourceProducerParameters:
+        if self.cost_model is not None:
+            raise ValueError(
+                "costModel: what a pull costs is learned for each pair here; take it out, and write "
+                "`cost: {mode: cost}` in a PullThresholds document (docs/pulls.md)"
+            )
+        return self
 
 
 class LocalTokenizerParameters(Parameters):
@@ -141,6 +151,7 @@ class ApproxPrefixCacheProducerParameters(Parameters):
 
     auto_tune: bool = True  # capacity as an engine reports its cache; where it does not, the one below
     block_size_tokens: int = Field(default=16, ge=1, le=MAX_BLOCK_SIZE_TOKENS)  # at least 64 is used
+    block_size: int | None = None
     lru_capacity_per_server: int = Field(default=31_250, ge=1, le=1 << 28)  # blocks of one endpoint
     max_prefix_tokens_to_match: int = Field(default=131_072, ge=0, le=MAX_TOKENS)  # 0: see blocks
     max_prefix_blocks_to_match: int = Field(default=2_048, ge=1, le=1 << 24)  # where tokens are 0
@@ -210,6 +221,17 @@ class DisaggDeciders(Parameters):
     encode: str | None = None
 
 
+# flat names that the reference still takes; the last one gives way to the others
+_OLDER_NAMES = {
+    "decodeProfile": ("profiles", "decode"),
+    "prefillProfile": ("profiles", "prefill"),
+    "encodeProfile": ("profiles", "encode"),
+    "prefillDeciderPluginName": ("deciders", "prefill"),
+    "encodeDeciderPluginName": ("deciders", "encode"),
+    "deciderPluginName": ("deciders", "prefill"),
+}
+
+
 class DisaggProfileHandlerParameters(Parameters):
     """`whenNoPrefill` is ours: what happens to a request that is to be split when no prefill endpoint is
     there. `decode`: it is computed where it is served, and that is counted."""
@@ -218,6 +240,21 @@ class DisaggProfileHandlerParameters(Parameters):
     profiles: DisaggProfiles = Field(default_factory=DisaggProfiles)
     deciders: DisaggDeciders = Field(default_factory=DisaggDeciders)
     when_no_prefill: Literal["refuse", "decode"] = "refuse"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_new_words(cls, given: Any) -> Any:
+        """As in the reference, older names count only where neither `profiles` nor `deciders` is given."""
+        older = [name for name in _OLDER_NAMES if isinstance(given, dict) and name in given]
+        if not older:
+            return given
+        if "profiles" in given or "deciders" in given:
+            raise ValueError(f"{older[0]} is an older spelling: it goes with neither profiles nor deciders")
+        changed = {name: value for name, value in given.items() if name not in _OLDER_NAMES}
+        for name in older:
+            group, key = _OLDER_NAMES[name]
+            changed.setdefault(group, {}).setdefault(key, given[name])
+        return changed
 
     @model_validator(mode="after")
     def _stages(self) -> DisaggProfileHandlerParameters:
@@ -266,6 +303,7 @@ ROWS = (
         Kind.PRODUCER,
         ApproxPrefixCacheProducerParameters,
         needs=(Need(Data.TOKENS),),
+        ignored={"block_size": "it counted characters; blockSizeTokens counts tokens"},
         provides=Data.PREFIX_MATCH,
     ),
     PluginType(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from epp.core.types import Candidate, ScheduleContext
 from epp.plugins.parameters import MAX_TOKENS, DurationS, Parameters
@@ -81,7 +81,9 @@ def _below(level: float | None, mean: float | None, limit: float) -> bool:
 
 
 class ConcurrencyDetectorParameters(Parameters):
-    mode: Literal["requests", "tokens", "hybrid"] = "requests"
+    concurrency_mode: Literal["requests", "tokens", "hybrid"] = Field(
+        default="requests", validation_alias=AliasChoices("concurrencyMode", "mode")
+    )
     max_concurrency: int = Field(default=100, ge=1, le=MAX_TOKENS)  # requests of one endpoint
     max_token_concurrency: int = Field(default=1_000_000, ge=1, le=MAX_TOKENS)  # tokens of one endpoint
     headroom: float = Field(default=0.0, ge=0.0, le=100.0)  # of the filter
@@ -129,7 +131,9 @@ def _utilization(name: str, p: UtilizationDetectorParameters, _inputs: Inputs) -
 
 
 def _concurrency(name: str, p: ConcurrencyDetectorParameters, _inputs: Inputs) -> object:
-    return ConcurrencyDetector(name, p.mode, p.max_concurrency, p.max_token_concurrency, p.headroom)
+    return ConcurrencyDetector(
+        name, p.concurrency_mode, p.max_concurrency, p.max_token_concurrency, p.headroom
+    )
 
 
 ROWS = (

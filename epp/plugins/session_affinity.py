@@ -32,6 +32,7 @@ class SessionIdSource(Parameters):
 
     header: HeaderName | None = None
     attribute: str | None = None  # of a session-id-producer or agent-identity
+    producer: str | None = None  # whose attribute it is: there is one producer of each
 
     @model_validator(mode="after")
     def _one(self) -> SessionIdSource:

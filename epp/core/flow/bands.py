@@ -41,9 +41,13 @@ class BandSettings:
 
     max_bytes: int = DEFAULT_BAND_BYTES
     max_requests: int = DEFAULT_BAND_REQUESTS
+    ttl_s: float | None = None  # longest wait in it; None: as everywhere, 0: as long as the client
     fairness: Fairness = Fairness.GLOBAL_STRICT
     ordering: Ordering = Ordering.FCFS
-    half_life_s: float = 60.0  # of what a flow was served; program-aware only
+    # program-aware only
+    half_life_s: float = 60.0  # of what a flow was served; 0: it is never forgotten
+    service_weight: float = 0.8  # of having been served little, against
+    wait_weight: float = 0.2  # the wait of its next request
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ class FlowSettings:
     default_negative_band: BandSettings = field(default_factory=BandSettings)
     bands: Mapping[int, BandSettings] = field(default_factory=lambda: MappingProxyType({}))
     usage_limit: UsageLimit | None = None  # None: every priority is served below saturation 1
+
+    def longest_wait_s(self, priority: int) -> float | None:
+        """While there are endpoints; None: as long as the client."""
+        own_s = self.band(priority).ttl_s
+        return self.ttl_s if own_s is None else own_s or None
 
     def band(self, priority: int) -> BandSettings:
         """Of this priority."""

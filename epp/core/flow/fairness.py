@@ -2,19 +2,18 @@
 
 global-strict    the order of the requests decides, whatever flow they are of
 round-robin      every flow that waits has one turn, then the next; a new flow is last
-program-aware    least attained service first: tokens served, halved every `half_life_s`, so a long
-                 program does not starve short ones, and is not held against for ever
+program-aware    who was served the fewest tokens lately (halved every `half_life_s`: nothing is held against
+                 a program for ever), and to a smaller part whose next request waits longest
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Final
 
 from epp.core.flow.bands import BandSettings, Fairness, Ticket
-from epp.core.flow.ordering import Key, OrderedTickets
+from epp.core.flow.ordering import OrderedTickets
 
 MAX_REMEMBERED_FLOWS: Final = 10_000  # whose service is remembered; the longest unserved are forgotten
 
@@ -63,17 +62,27 @@ class FairFlows:
         if not self._flows:
             raise IndexError("nobody waits")
         if self._settings.fairness is Fairness.PROGRAM_AWARE:
-            half_life_s = self._settings.half_life_s
-            return min(
-                self._heads(), key=lambda head: (self._service.of(head[0], now_s, half_life_s), head[1])
-            )[0]
+            return self._neediest_flow(now_s)
         return next(iter(self._flows))
 
-    def _heads(self) -> Iterator[tuple[str, Key]]:
-        for flow, waiting in self._flows.items():
-            head = waiting.head()
-            if head is not None:
-                yield flow, head
+    def _neediest_flow(self, now_s: float) -> str:
+        """Semantics: llm-d-router, strategy `las`. Of equals the one whose turn it is."""
+        settings = self._settings
+        arrived = {flow: waiting.head_arrived_s() for flow, waiting in self._flows.items()}
+        flows = [flow for flow, at_s in arrived.items() if at_s is not None]
+        waits = _spread([max(0.0, now_s - (arrived[flow] or 0.0)) for flow in flows])
+        served = _spread([self._service.of(flow, now_s, settings.half_life_s) for flow in flows])
+        needs = [
+            settings.service_weight * (1.0 - tokens) + settings.wait_weight * wait
+            for tokens, wait in zip(served, waits, strict=True)
+        ]
+        return flows[needs.index(max(needs))]
+
+
+def _spread(values: list[float]) -> list[float]:
+    """From 0 for the lowest to 1 for the highest; all equal: 0."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
 class AttainedService:
@@ -85,6 +94,8 @@ class AttainedService:
     def of(self, flow: str, now_s: float, half_life_s: float) -> float:
         """What counts against it now."""
         tokens, since_s = self._served.get(flow, (0.0, now_s))
+        if not half_life_s:
+            return tokens
         return tokens * math.pow(0.5, max(0.0, now_s - since_s) / half_life_s)
 
     def add(self, flow: str, tokens: float, now_s: float, half_life_s: float) -> None:

@@ -55,6 +55,10 @@ class OrderedTickets:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
+    def head_arrived_s(self) -> float | None:
+        """When the next one came; None: empty."""
+        return None if self.head() is None else self._heap[0][1].arrived_s
+
     def pop(self) -> Ticket:
         """The next one. Raises IndexError: empty."""
         if self.head() is None:

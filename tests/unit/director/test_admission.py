@@ -121,6 +121,16 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing() -> None:
 
 
 # --- models that are rewritten ----------------------------------------------------------------------
+async def test_a_flow_is_charged_for_its_prompt_and_twice_for_its_output() -> None:
+    rig = Rig(flow=FlowSettings(), per_endpoint=10)
+    charged: list[tuple[str, float]] = []
+    rig.admission.note_served = lambda asking, tokens: charged.append((asking.flow, tokens))  # type: ignore[method-assign]
+    await end(rig, await rig.route(SHORT, headers=((wire.FAIRNESS_ID[0], "team"),)))
+    prompt = rig.requests[0].prompt_tokens
+    assert prompt > 0
+    assert charged == [("team", prompt + 2 * 3)]
+
+
 def rewriting(*targets: str) -> Objects:
     rule = RewriteRule(("chat",), tuple(RewriteTarget(target) for target in targets))
     return Objects(rewrites=ModelRewrites([RewriteObject("canary", "", (rule,))]))

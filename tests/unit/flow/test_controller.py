@@ -97,6 +97,18 @@ async def test_a_burst_does_not_slip_through_before_it_is_booked(pool: Pool) -> 
     assert pool.log == [str(number) for number in range(50)]
 
 
+async def test_a_band_has_its_own_longest_wait() -> None:
+    pool = Pool(bands={5: BandSettings(ttl_s=5.0), 0: BandSettings()})
+    short, usual = pool.ask("short", 5), pool.ask("usual", 0)
+    await pool.waiting(2)
+    pool.now_s += 5.1
+    pool.controller.wake()
+    assert await short == WaitedTooLong.reason
+    assert len(pool.controller.queue) == 1, "the other has 60 s"
+    pool.give(1)
+    assert await usual == "ok"
+
+
 async def test_whose_time_is_over_is_told_so(pool: Pool) -> None:
     ask = pool.ask("a")
     await pool.waiting(1)

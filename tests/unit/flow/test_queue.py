@@ -86,6 +86,35 @@ def test_the_least_served_flow_goes_first_and_what_was_served_is_forgotten() -> 
 
 
 @pytest.mark.parametrize(
+    ("weights", "order"),
+    [
+        # served 1,000, 100 and 0 tokens, waiting 10, 9 and 0 s
+        ((0.8, 0.2), "s n l"),  # as the reference by default: 0.90, 0.80, 0.20
+        ((1.0, 0.0), "n s l"),
+        ((0.0, 1.0), "l s n"),
+    ],
+)
+def test_what_was_served_is_weighed_against_the_wait(weights: tuple[float, float], order: str) -> None:
+    service, wait = weights
+    waiting = queue(**band(fairness=Fairness.PROGRAM_AWARE, service_weight=service, wait_weight=wait))
+    waiting.note_served(0, "long", 1000, now_s=0.0)
+    waiting.note_served(0, "short", 100, now_s=0.0)
+    tickets = (("l", 0.0, "long"), ("s", 1.0, "short"), ("n", 10.0, "new"))
+    fill(waiting, *(Ticket(name, at_s, flow=flow) for name, at_s, flow in tickets))
+    first = waiting.take(10.0)
+    assert first is not None
+    assert f"{first.id} {drained(waiting, 10.0)}" == order
+
+
+def test_without_a_half_life_nothing_is_forgotten() -> None:
+    waiting = queue(**band(fairness=Fairness.PROGRAM_AWARE, half_life_s=0.0, wait_weight=0.0))
+    waiting.note_served(0, "long", 2, now_s=0.0)
+    waiting.note_served(0, "short", 1, now_s=1e6)
+    fill(waiting, Ticket("l", 0.0, flow="long"), Ticket("s", 1e6, flow="short"))
+    assert drained(waiting, 1e6) == "s l"
+
+
+@pytest.mark.parametrize(
     ("settings", "refusal"),
     [
         ({"max_requests": 2}, Refusal.TOTAL_REQUESTS),

@@ -41,6 +41,29 @@ def test_absent_ports_follow_from_the_rank() -> None:
     assert (row.metrics_port, row.events_port, row.replay_port, row.p2p_port) == (8002, 5559, 5659, 9002)
 
 
+def test_a_file_of_the_references_file_discovery_is_read_as_it_is() -> None:
+    raw = b"""endpoints:
+  - {name: vllm-0, namespace: default, address: "10.0.0.1", port: "8000", labels: {llm-d.ai/role: decode}}
+  - {name: vllm-1, address: "10.0.0.2", port: 8000}
+"""
+    first, second = parse_endpoint_rows(raw, "f")
+    assert (first.pod, first.rank, str(first.serving)) == ("vllm-0", 0, "10.0.0.1:8000")
+    assert (first.events_port, dict(first.labels)) == (5557, {"llm-d.ai/role": "decode"})
+    assert (second.pod, str(second.serving)) == ("vllm-1", "10.0.0.2:8000")
+
+
+@pytest.mark.parametrize("port", ["", "http", "0", "65536", "8000000", "\u0663"])
+def test_a_port_that_is_none_is_refused_in_the_references_rows_too(port: str) -> None:
+    row = {"name": "vllm-0", "address": "10.0.0.1", "port": port}
+    with pytest.raises(EndpointFileError, match=r"endpoints\[0\]: serving_port"):
+        parse_endpoint_rows(_document(row), "f")
+
+
+def test_rows_do_not_mix_both_vocabularies() -> None:
+    with pytest.raises(EndpointFileError, match="unknown field 'name'"):
+        parse_endpoint_rows(_document({**_FULL, "name": "x"}), "f")
+
+
 def test_an_ipv4_mapped_host_is_the_ipv4_host() -> None:
     (row,) = parse_endpoint_rows(_document({**_FULL, "host": "::ffff:127.0.1.1"}), "f")
     assert row.host == "127.0.1.1"
