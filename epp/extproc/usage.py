@@ -20,6 +20,7 @@ _VALUE: Final = re.compile(rb'"usage"' + _GAP + rb":" + _GAP + rb"(\{)?")
 _UNFINISHED_VALUE: Final = re.compile(
     rb'"usage"' + _GAP + rb"(?::" + _GAP + rb")?(?:[\r\n](?:d|da|dat|data)?)?\Z"
 )
+_BLANK_LINE: Final = re.compile(rb"\r\r|\n\r?\n")  # ends an event, and with it whatever was not finished
 _LINE_START: Final = re.compile(rb"[\r\n]data:")
 # an SSE field that begins a line; an event's name counts once its line has ended
 _SSE_LINE: Final = re.compile(rb"(?:\A|[\r\n])(?:(data:)|event:[ \t]*([\w.]*)[ \t]*(?=[\r\n]))")
@@ -75,7 +76,8 @@ class UsageScanner:
                 continue
             end = self._read_object(data, value.start(1))
             if end is None:
-                if len(data) - position <= _LONGEST_OBJECT_BYTES:
+                unfinished = len(data) - position <= _LONGEST_OBJECT_BYTES
+                if unfinished and not _BLANK_LINE.search(data, position):
                     self._carry = data[position:]
                     return
                 end = value.end()
@@ -86,6 +88,8 @@ class UsageScanner:
         """Take the JSON object at `start`; returns where it ends, or None while it is incomplete."""
         end = start
         limit = start + _LONGEST_OBJECT_BYTES
+        if (blank := _BLANK_LINE.search(data, start, limit)) is not None:
+            limit = blank.start()
         while (end := data.find(b"}", end, limit) + 1) > 0:
             try:
                 text = _LINE_START.sub(b"\n", data[start:end])

@@ -28,6 +28,7 @@ MAX_QUOTES: Final = 100_000
 LENIENT_MAX_BYTES: Final = 1 << 20
 LENIENT_MAX_VALUES: Final = 50_000  # separators and containers: 8 ms
 LENIENT_MAX_DIGITS: Final = 64  # of an integer: Python's take a third of a millisecond for 4,300
+_VALUE_MARKS: Final = (b",", b":", b"{", b"[")
 
 
 def says_json(headers: Mapping[str, str]) -> bool:
@@ -96,8 +97,7 @@ def load_lenient(body: bytes, strict_error: orjson.JSONDecodeError) -> Any:
         NoPrompt: not read, for its size or structure.
         BadRequest: broken for this parser, too. The message never shows the body.
     """
-    values = sum(map(body.count, (b",", b":", b"{", b"[")))
-    if len(body) > LENIENT_MAX_BYTES or values > LENIENT_MAX_VALUES:
+    if len(body) > LENIENT_MAX_BYTES or sum(map(body.count, _VALUE_MARKS)) > LENIENT_MAX_VALUES:
         raise NoPrompt(Reason.LENIENT_JSON_SIZE) from None
     try:
         return json.loads(body, parse_int=_bounded_int)

@@ -20,7 +20,7 @@ from typing import Final
 import orjson
 
 from epp.core.errors import BadRequest, BodyTooLarge, UnsupportedBody
-from epp.request.body import check_size, load_lenient, says_json
+from epp.request.body import check_size, load_lenient
 from epp.request.decode import content_encodings, decode_body
 from epp.request.parse import has_prompts
 from epp.request.prompts import NoPrompt, Reason
@@ -75,7 +75,7 @@ def salted_body(body: bytes, path: str, headers: Mapping[str, str], salt: str) -
     """
     if path.endswith(GRPC_PATHS):
         raise UnsupportedBody("calls of the engine's gRPC API cannot carry a cache salt")
-    if not has_prompts(path) and not says_json(headers):
+    if not has_prompts(path) and not _may_be_json(headers):
         return None
     plain = _decoded(body, headers)
     try:
@@ -83,6 +83,11 @@ def salted_body(body: bytes, path: str, headers: Mapping[str, str], salt: str) -
     except NoPrompt:
         return _salted_unread(plain, salt)
     return _salted_read(plain, salt)
+
+
+def _may_be_json(headers: Mapping[str, str]) -> bool:
+    """Whether any engine might take it for JSON: of several types one reads the first, another the last."""
+    return "json" in headers.get("content-type", "json").lower()
 
 
 def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:

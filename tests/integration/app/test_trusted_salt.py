@@ -5,17 +5,23 @@ The test plays the gateway: it sends the engine the body that the picker answere
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 
+from epp.request.trusted_salt import TrustedSalt
 from tests.integration.app.plain_picker import picker
 from tests.integration.engine.rig import BLOCK, EngineClient, StartEngine, prompt_ids
 from tests.integration.extproc import client as gateway
+from tests.integration.extproc import envoy
+from tests.integration.extproc.upstream import Upstream
 
 BLOCKS = 8
 PROMPT = prompt_ids(BLOCK * BLOCKS + 5)
@@ -84,3 +90,36 @@ async def test_tenants_share_with_themselves_only(start_engine: StartEngine, tmp
     # negative control: without the flag the clients' word counts, whoever they are
     asked = [("acme", "secret"), ("mallory", "secret"), ("mallory", None)]
     assert await cached(engine, folder_of(tmp_path / "off", engine), (), asked) == [0, whole, 0]
+
+
+@pytest.mark.timeout(120)
+async def test_s_a10_the_new_body_goes_on_through_a_real_envoy_in_both_modes(tmp_path: Path) -> None:
+    engine = Upstream("a")
+    await engine.start()
+    host, _, port = engine.address.rpartition(":")
+    row = {"pod": "a", "host": host, "serving_port": int(port)}
+    (tmp_path / "endpoints.json").write_text(json.dumps({"endpoints": [row]}))
+    plain = b'{"cache_salt": "mine", "prompt": "' + b"z" * 100_000 + b'", "t": 1.10}'
+    sent = ((plain, {}), (gzip.compress(plain), {"content-encoding": "gzip"}))
+    async with (
+        picker(tmp_path, FLAG) as (_, ports),
+        envoy.running(ports["grpc_port"], tmp_path, [engine.address]) as urls,
+        aiohttp.ClientSession() as session,
+    ):
+        for mode in ("duplex", "buffered"):
+            for body, more in sent:
+                headers = {"content-type": "application/json", "x-tenant": "acme", **more}
+                url = urls[mode] + "/v1/completions"
+                async with session.post(url, data=io.BytesIO(body), headers=headers) as answer:
+                    assert answer.status == 200, mode
+        async with session.post(
+            urls["duplex"], data=b"{", headers={"content-type": "application/json"}
+        ) as answer:
+            assert answer.status == 400
+    await engine.stop()
+    salt = TrustedSalt("x-tenant").salt_of(["acme"])[0]
+    arrived = [(body, headers) for body, headers in zip(engine.bodies, engine.headers, strict=True) if body]
+    assert len(arrived) == 4
+    for body, headers in arrived:
+        assert body == plain.replace(b'"cache_salt": "mine", ', b'"cache_salt":"%s",' % salt.encode())
+        assert not {"x-tenant", "content-encoding"} & headers.keys()

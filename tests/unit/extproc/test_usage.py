@@ -147,6 +147,12 @@ def test_s_h05_odd_usage_costs_only_the_metric(usage: dict[str, object], expecte
     assert scan(json.dumps({"usage": usage}).encode()) == expected
 
 
+OTHER_LINES = [
+    *(b": keep-alive", b"id: 7", b"retry: 1", b"event: x", b"data: [DONE]"),
+    *(b': "usage":{"prompt_tokens":5', b': "usage":', b'data: {"usage":{"a":"}'),  # that event ends, too
+]
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from([b"\n", b"\r\n", b"\r"]),

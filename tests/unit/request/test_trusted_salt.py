@@ -214,6 +214,14 @@ def test_other_paths_are_changed_where_they_say_json_and_left_alone_where_not() 
     assert salted(body, "/v1/embeddings") == b"{" + MEMBER + b',"input":"x"}'
     for kind in ("multipart/form-data; boundary=x", "audio/wav", "application/octet-stream"):
         assert salted(body, "/v1/audio/transcriptions", content_type=kind) is None
+    for kind in (
+        "application/json,text/plain",
+        "text/plain,application/json",
+        "application/x+json; a=b",
+        "Json",
+    ):
+        assert salted(body, "/v1/embeddings", content_type=kind) == b"{" + MEMBER + b',"input":"x"}'
+    assert salted_body(body, "/v1/embeddings", {}, SALT) == b"{" + MEMBER + b',"input":"x"}'
     # an engine may read these whatever the type says
     assert salted(body, "/v1/completions", content_type="text/plain") == b"{" + MEMBER + b',"input":"x"}'
 

@@ -132,3 +132,17 @@ def test_any_bytes_end(raw: bytes) -> None:
             function()
         except (ValueError, UnicodeDecodeError):
             continue
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"k":1}', b"{}"),
+        (b'{ "k" : {"k":2} , "a":[{"k":3}] }', b'{ "a":[{"k":3}] }'),
+        (b'{"a":{"k":1},"k":2,"k":3}', b'{"a":{"k":1}}'),
+        (b'{"\\u006b":1,"a":"\\"k\\":2"}', b'{"a":"\\"k\\":2"}'),
+    ],
+)
+def test_only_members_of_the_object_itself_go(raw: bytes, expected: bytes) -> None:
+    assert without_top_members(raw, "k") == expected
+    assert without_top_members(expected, "k") is expected
