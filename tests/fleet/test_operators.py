@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass, field
 from operator import ge
 from typing import Any
@@ -24,6 +22,7 @@ from deploy.local.scenario.texts import Texts, chat, question
 from deploy.local.scenario.world import World
 from deploy.local.spec import ROOT
 from deploy.local.waiting import until
+from tests.fleet.pasted import paste
 from tests.fleet.small import LOAD_ANSWER_TOKENS, captured, doctor, kvpull, small_spec
 
 _DOCUMENT = ROOT / "docs" / "troubleshooting.md"
@@ -153,19 +152,7 @@ async def _run_documented_commands(fleet: Fleet) -> dict[str, tuple[int, str]]:
         "THRESHOLDS": str(fleet.spec.run_dir / "thresholds" / "pull.yaml"),
         "REQUEST": "pulled-1",
     }
-    kvpull_here = f'kvpull() {{ "{sys.executable}" -m epp.cli "$@"; }}; '
-    found = {}
-    for line in documented_commands():
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-o", "pipefail", "-c", kvpull_here + line),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=ROOT,
-            env=os.environ | names,
-        )
-        said, _ = await process.communicate()
-        found[line] = (process.returncode or 0, said.decode())
-    return found
+    return {line: await paste(line, environment=names) for line in documented_commands()}
 
 
 @pytest.mark.parametrize("line", documented_commands())

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from tests.kube.kubectl import Kubectl, tool_path
+from tests.kube.notice import BOUND_S
 
 OPT_IN = "KVPULL_TEST_CLUSTER"
 # everything that a release, or a test, may leave behind
@@ -123,6 +124,8 @@ async def own_namespace(kubeconfig: Path, folder: Path) -> AsyncIterator[Cluster
     kubectl = Kubectl(binary, copied)
     await kubectl.run("create", "namespace", namespace)
     try:
+        # a controller makes it, and no pod is accepted before
+        await kubectl.run("wait", "--for=create", "serviceaccount/default", f"--timeout={int(BOUND_S)}s")
         # helm checks manifests with OpenAPI v2 where the server has it
         flags = () if await _serves_v2(kubectl) else ("--disable-openapi-validation",)
         yield Cluster(kubectl, Kubectl(tool_path("helm"), copied), namespace, home, flags)

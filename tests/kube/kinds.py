@@ -38,6 +38,7 @@ class Kind:
 _RBAC = "rbac.authorization.k8s.io"
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", False, ("ns",), True)
 PODS = Kind("", "v1", "pods", "Pod", True, ("po",), True)
+SERVICE_ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, ("sa",))
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", True, ("cm",))
 EVENTS = Kind("", "v1", "events", "Event", True, ("ev",))
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
@@ -68,7 +69,7 @@ BUILTIN = (
     CRDS,
     Kind("", "v1", "secrets", "Secret"),
     Kind("", "v1", "services", "Service", True, ("svc",), True),
-    Kind("", "v1", "serviceaccounts", "ServiceAccount", True, ("sa",)),
+    SERVICE_ACCOUNTS,
     Kind("apps", "v1", "deployments", "Deployment", True, ("deploy",), True),
     Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
     Kind("batch", "v1", "jobs", "Job", has_status=True),
@@ -76,6 +77,8 @@ BUILTIN = (
     Kind("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", True, ("hpa",), True),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", True, ("netpol",)),
 )
+# what controllers put into every namespace
+OF_EVERY_NAMESPACE = {SERVICE_ACCOUNTS.key: "default", CONFIG_MAPS.key: "kube-root-ca.crt"}
 INFERENCE_POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
 INFERENCE_OBJECTIVES = ("llm-d.ai", "v1alpha2", "inferenceobjectives")
 INFERENCE_MODEL_REWRITES = ("llm-d.ai", "v1alpha2", "inferencemodelrewrites")

@@ -31,13 +31,20 @@ class Authority:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.tokens: dict[str, str] = {}
+        self._issued_for: dict[str, tuple[str, str, str]] = {}  # token -> namespace, account, its uid
         self.anonymous = ""  # who asks without a token; "": nobody may (kubectl sends none over plain HTTP)
 
     def issue(self, namespace: str, account: str) -> str:
         """A new token of a ServiceAccount. From now on the server wants one of everybody."""
         token = secrets.token_urlsafe(24)
         self.tokens[token] = f"system:serviceaccount:{namespace}:{account}"
+        if uid := self._uid(namespace, account):
+            self._issued_for[token] = (namespace, account, uid)
         return token
+
+    def _uid(self, namespace: str, account: str) -> str:
+        found = self._store.table(kinds.SERVICE_ACCOUNTS.key).objects.get((namespace, account))
+        return str(found["metadata"]["uid"]) if found else ""
 
     def user(self, authorization: str) -> str:
         """Raises ApiFault 401 for a token that is unknown, or no more."""
@@ -46,9 +53,12 @@ class Authority:
         if not authorization and self.anonymous:
             return self.anonymous
         scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or token.strip() not in self.tokens:
+        token = token.strip()
+        namespace, account, uid = self._issued_for.get(token, ("", "", ""))
+        ended = bool(uid) and self._uid(namespace, account) != uid  # the account is gone, or is another one
+        if scheme.lower() != "bearer" or token not in self.tokens or ended:
             raise ApiFault(401, "Unauthorized", "Unauthorized")
-        return self.tokens[token.strip()]
+        return self.tokens[token]
 
     def check(self, user: str, access: Access) -> None:
         """Raises ApiFault 403 in an API server's words."""

@@ -56,6 +56,7 @@ class KubeServer:
         self.store = Store(log_size=log_size)
         for crd in yaml.safe_load_all(CRD_FILE.read_text()):
             self.store.create(("apiextensions.k8s.io", "v1", "customresourcedefinitions"), "", crd)
+        self.store.forget()  # as after a start: nobody can watch from before it
         self.authority = Authority(self.store)
         self.faults = Faults()
         self.notice = Notice()

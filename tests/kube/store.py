@@ -72,6 +72,12 @@ class Store:
         for name in ("default", "kube-system"):
             self.create(kinds.NAMESPACES.key, "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
 
+    def forget(self) -> None:
+        """Of every kind, what happened so far: a watch from before now gets 410."""
+        for table in self.tables.values():
+            table.log.clear()
+            table.floor = self.revision
+
     def table(self, key: tuple[str, str, str]) -> Table:
         """Raises ApiFault 404 for a kind that is not served."""
         if key not in self.tables:
@@ -113,8 +119,17 @@ class Store:
             meta["creationTimestamp"] = self._time()
         schema.check(kind, obj)
         if kind.key == kinds.CRDS.key:
+            _approved(obj)
             obj["status"] = _established(obj)
-        return obj if dry else self._put(table, where, obj, "ADDED")
+        stored = obj if dry else self._put(table, where, obj, "ADDED")
+        if kind.key == kinds.NAMESPACES.key and not dry:
+            self._settle(meta["name"])
+        return stored
+
+    def _settle(self, namespace: str) -> None:
+        """What controllers put into every namespace."""
+        for key, name in kinds.OF_EVERY_NAMESPACE.items():
+            self.create(key, namespace, {"metadata": {"name": name}})
 
     def update(
         self,
@@ -218,6 +233,14 @@ def _waits(kind: Kind, obj: dict[str, Any]) -> bool:
     return bool(obj["metadata"].get("finalizers")) or (
         kind.key == kinds.PODS.key and bool((obj.get("spec") or {}).get("nodeName"))
     )
+
+
+def _approved(crd: dict[str, Any]) -> None:
+    """Groups of the Kubernetes project are protected."""
+    group, annotations = crd["spec"]["group"], crd["metadata"].get("annotations") or {}
+    if group.endswith((".k8s.io", ".kubernetes.io")) and "api-approved.kubernetes.io" not in annotations:
+        told = "protected groups must have approval annotation "
+        raise ApiFault(422, "Invalid", f'{told}"api-approved.kubernetes.io"')
 
 
 def _established(crd: dict[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,16 @@ FLAGS = ("--pool-name", "llama", "--pool-namespace", "default")
 
 @contextlib.asynccontextmanager
 async def replica(
-    folder: Path, name: str, kubeconfig: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    name: str,
+    kubeconfig: Path,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[str, ...] = FLAGS,
 ) -> AsyncIterator[Picker]:
     (folder / name).mkdir()
     monkeypatch.setenv("POD_NAME", name)
-    flags = (*FLAGS, "--ha-mode", mode)
+    flags = (*where, "--ha-mode", mode)
     async with picker_process(folder / name, [], inputs=flags, kubeconfig=kubeconfig) as picker:
         yield picker
 

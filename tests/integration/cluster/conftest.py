@@ -26,7 +26,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             yield cluster
         return
     authority, tls = write_certificate(tmp_path)
-    async with kube_server(tls=tls) as server:
+    async with kube_server(tls=tls, bookmark_every_s=1.0) as server:
         token = secrets.token_urlsafe(24)
         server.authority.tokens[token] = ADMIN
         path = server.write_kubeconfig(tmp_path / "admin", token=token, authority=authority)

@@ -24,9 +24,9 @@ def thresholds(default: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"pull.yaml": text}}
 
 
-def rights(namespace: str) -> list[dict[str, Any]]:
+def rights(namespace: str, replicas: int = 1) -> list[dict[str, Any]]:
     """Role and RoleBinding of the chart, for this namespace."""
-    manifests = chart.minimal()
+    manifests = chart.minimal({"router": {"epp": {"replicas": replicas}}})
     role, binding = chart.find(manifests, "Role", "-epp"), chart.find(manifests, "RoleBinding", "-epp")
     for manifest in (role, binding):
         manifest["metadata"] = {"name": manifest["metadata"]["name"]}

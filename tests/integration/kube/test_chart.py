@@ -55,12 +55,12 @@ class Release:
         return self.get(DEPLOYMENTS, name)["spec"]["template"]
 
     def left(self) -> list[tuple[str, str]]:
-        """Everything in the namespace, as kind and name."""
+        """Everything in the namespace that controllers do not put there, as kind and name."""
         return [
             (table.kind.kind, name)
             for table in self.kube.store.tables.values()
             for (namespace, name) in table.objects
-            if namespace == "default"
+            if namespace == "default" and kinds.OF_EVERY_NAMESPACE.get(table.kind.key) != name
         ]
 
 

@@ -255,6 +255,8 @@ async def test_a_cluster_without_the_crd_is_told_and_waited_for(kube: KubeServer
             "v1 of this kind (is its CRD installed, in that version?)"
         )
         assert watched.members == {}
-        kube.store.create(key, "", {"metadata": {"name": name}, "spec": crd["spec"]})
+        approved = crd["metadata"]["annotations"]
+        again = {"metadata": {"name": name, "annotations": approved}, "spec": crd["spec"]}
+        kube.store.create(key, "", again)
         kube.store.create(kinds.INFERENCE_POOLS, "default", pool(8000))
         await watched.until("a/0")

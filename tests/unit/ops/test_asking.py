@@ -74,7 +74,9 @@ def test_each_of_them_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (tmp_path / "token").write_text("secret")
     url = f"http://replicas.test:{first.server_address[1]}"
     try:
-        wanted = argparse.Namespace(url=[url], token_file=tmp_path / "token", timeout=30.0)
+        wanted = argparse.Namespace(
+            url=[url], token_file=tmp_path / "token", timeout=30.0, ca_file=None, client_cert_dir=None
+        )
         answers = list(ask_all(wanted, "/debug/kvpull/endpoints"))
     finally:
         for server, thread in zip((first, second), threads, strict=True):

@@ -5,6 +5,7 @@ A command is a line of a code block (fenced, or indented) that begins with a pro
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from epp import cli
+from tests.fleet import test_calibrate
 from tests.fleet.test_operators import documented_commands
 from tests.integration.kube import test_install_page
 
@@ -35,7 +37,6 @@ PROGRAMS = (
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 
-NEEDS_ENGINES = "parsed by test_install_page; needs a cluster's engines, whose part the fleet's tests play"
 NEEDS_CARD = "needs a model and an accelerator; its JSON is that of tests/engine"
 # page -> command as it begins -> why no test runs it as it stands
 NOT_RUN: dict[str, dict[str, str]] = {
@@ -44,23 +45,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "make test": "this is it",
         "make test-engine": "run by .ci/run",
     },
-    "calibration.md": {
-        "kvpull calibrate": "run by tests/integration/calibrate with addresses of its own",
-        "kubectl apply": "run as a command of install.md",
-    },
     "engine-plugin.md": {"pip install": "no registry has the package yet", "vllm serve": NEEDS_CARD},
     "install.md": {
-        "kubectl port-forward": NEEDS_ENGINES,
-        "kubectl get": NEEDS_ENGINES,
-        "kvpull calibrate": NEEDS_ENGINES,
-        "kvpull thresholds": NEEDS_ENGINES,
-        "kvpull doctor": NEEDS_ENGINES,
-        "kvpull explain": NEEDS_ENGINES,
         "docker build": "needs Docker; python -m deploy.image does the same with buildah, in make soak",
     },
-    "plugins.md": {"kvpull config": "run by tests/unit/ops/test_show_config.py on files of its own"},
-    "simulation.md": {"kvpull simulate": "run by tests/unit/simulator with a shorter trace"},
-    "sizing.md": {"kvpull size": "run below, with a config.json"},
     "snapshots.md": {
         "kvpull epp": "run by tests/integration/app/test_snapshots.py with all that is left out here"
     },
@@ -80,8 +68,15 @@ def commands(text: str) -> Iterator[str]:
                 yield line
 
 
-RUN = {"install.md": test_install_page.console_commands(), "troubleshooting.md": documented_commands()}
 FOUND = {page.name: list(commands(page.read_text())) for page in PAGES}
+HERE = ("plugins.md", "simulation.md", "sizing.md")  # whose commands are run at the end of this file
+# page -> its commands that a test runs. Of install.md `kubectl port-forward` is played by a relay: it is
+# kubectl's and the cluster's
+RUN = {
+    "calibration.md": test_calibrate.calibration_commands(),
+    "install.md": [*test_install_page.console_commands(), *test_calibrate.guide_commands()],
+    "troubleshooting.md": documented_commands(),
+} | {page: FOUND[page] for page in HERE}
 
 
 @pytest.mark.parametrize("page", [name for name, found in FOUND.items() if found])
@@ -119,11 +114,43 @@ def test_the_sizing_page_s_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Llama 3.1 8B's: the page's table says 128 KiB."""
-    (line,) = FOUND["sizing.md"]
+    (line,) = RUN["sizing.md"]
     (tmp_path / "config.json").write_text(LLAMA)
     monkeypatch.chdir(tmp_path)
     assert cli.main(tuple(shlex.split(line)[1:])) in (0, 1)
     assert "131,072" in capsys.readouterr().out
+
+
+def test_the_plugin_page_s_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the page's first example."""
+    example = re.findall(
+        r"^```yaml\n(apiVersion.*?)^```", (ROOT / "docs" / "plugins.md").read_text(), re.M | re.S
+    )
+    (tmp_path / "FILE").write_text(example[0])
+    monkeypatch.chdir(tmp_path)
+    check, explain = (line.replace("FILE...", "FILE") for line in RUN["plugins.md"])
+    assert cli.main(tuple(shlex.split(check)[1:])) == 0
+    assert "FILE" in capsys.readouterr().out
+    assert cli.main(tuple(shlex.split(explain)[1:])) == 0
+    assert "profile" in capsys.readouterr().out
+
+
+def test_the_simulation_page_s_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one seed, and two prompts of a block that come again."""
+    (line,) = RUN["simulation.md"]
+    rows = (
+        {"timestamp": 500 * n, "input_length": 512, "output_length": 2, "hash_ids": [n % 2]} for n in range(8)
+    )
+    (tmp_path / "your.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "your.yaml").write_text((ROOT / "config" / "epp" / "demo.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main((*shlex.split(line)[1:], "--seeds", "1")) == 0
+    report = json.loads((tmp_path / "out" / "simulate" / "report.json").read_text())
+    hits = [arm["figures"]["device_hit_share"]["mean"] for arm in report["arms"].values()]
+    assert hits, report.keys()
+    assert all(0.5 < hit < 1.0 for hit in hits), "of eight prompts six are known"
 
 
 LLAMA = """{
