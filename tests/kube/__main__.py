@@ -24,7 +24,7 @@ async def serve(kubeconfig: Path) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     authority, tls = write_certificate(kubeconfig.parent)
-    async with kube_server(tls=tls) as server:
+    async with kube_server(tls=tls, bookmark_every_s=1.0) as server:
         token = secrets.token_urlsafe(24)
         server.authority.tokens[token] = ADMIN
         server.write_kubeconfig(kubeconfig, token=token, authority=authority)
