@@ -29,10 +29,10 @@ _LIMITS: Final = replace(Limits(), connect_s=PATIENCE_S, handshake_s=PATIENCE_S,
 
 async def order_pull(target: PullEngine, source: PullEngine, keys: Sequence[bytes]) -> Prefetched | Declined:
     """Have `target` pull `keys` from `source` now."""
-    keys = PoolKeys((KEY,))
+    pool = PoolKeys((KEY,))
     address = ("127.0.0.1", target.p2p_port)
-    identity = replace(await _identity_at(address, keys), instance=uuid.uuid4().hex)
-    session = await OutboundSession.connect(address, Caller(identity, keys, _LIMITS, TransportStats()))
+    identity = replace(await _identity_at(address, pool), instance=uuid.uuid4().hex)
+    session = await OutboundSession.connect(address, Caller(identity, pool, _LIMITS, TransportStats()))
     order = PrefetchOrder(("127.0.0.1", source.p2p_port), "order", tuple(keys), PATIENCE_S)
     try:
         return await session.prefetch(order)

@@ -81,12 +81,20 @@ class Process:
 
     def _signal(self, sign: int) -> bool:
         """To the group; False when nobody is left of it."""
-        self._process.poll()  # one that has ended is counted until it is waited for
+        if self._process.poll() is not None:
+            self._reap_orphans()
         try:
             os.killpg(self._process.pid, sign)
         except ProcessLookupError:
             return False
         return True
+
+    def _reap_orphans(self) -> None:
+        """Who has ended counts as one of the group until somebody waits for it: we do where the kernel hands
+        us orphans (the local fleet's supervisor asks it to, in whichever process it has run)."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
+                pass
 
     @property
     def pid(self) -> int:
