@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(900)
 def others(
     pair: tuple[PullEngine, PullEngine],
     models: dict[str, Path],
+    peer_key_file: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, PullEngine]]:
     """A source that stops in the middle of every move of more than four blocks, and says a wrong checksum of
@@ -45,7 +46,7 @@ def others(
         "torn": {"faults": ["corrupt_block=5"]},
         "stranger": {"revision": "another"},
     }
-    with start_engines(models[SERVED_FAMILY], root, shared / "site", shared / "key", tiers) as engines:
+    with start_engines(models[SERVED_FAMILY], root, shared / "site", peer_key_file, tiers) as engines:
         yield engines
 
 
