@@ -30,7 +30,8 @@ from tests.ports import free_ports
 CLIENTS = 12
 OPEN_STREAMS = 8
 REPLICAS = 3
-LAME_DUCK = "5s"  # as in production; Envoy asks every 100 ms here, when it gets to run, and believes the first bad answer
+# as in production: Envoy asks every 100 ms here, when it gets to run, and believes the first bad answer
+LAME_DUCK = "5s"
 
 
 @dataclass
