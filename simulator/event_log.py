@@ -54,7 +54,7 @@ class EventLog:
         extras = names if flags & HAS_EXTRA else 0  # one a block, all of them empty
         first_name, first_token = self._name_count, self._token_count
         self._records.append(
-            RECORD.pack(parent, kind, flags, first_name, names, first_token, tokens, size, extras, 0, 0)
+            RECORD.pack(parent, kind, flags, first_name, names, first_token, tokens, size, extras, 0, 0, 0, 0)
         )
         self._name_count += names
         self._token_count += tokens
