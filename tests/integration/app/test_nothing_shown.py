@@ -3,6 +3,7 @@ in its log, on its pages or in its ledger."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -59,13 +60,20 @@ async def test_s_h01_nothing_a_client_or_an_engine_says_is_shown(tmp_path: Path)
     files["debug-token"].write_text("debug-token")
     flags = (
         *("--tokenizer", str(TOKENIZER), "--log-level", "debug", "--ledger-file", str(files["ledger.jsonl"])),
-        *("--debug-token-file", str(files["debug-token"]), "--cache-salt-header", "x-tenant"),
+        *(
+            "--debug-token-file",
+            str(files["debug-token"]),
+            "--cache-salt-header",
+            "x-tenant",
+            "--lame-duck",
+            "0s",
+        ),
     )
     pages = []
     statuses: set[int] = set()
     with files["log"].open("wb") as log:
         async with (
-            picker(tmp_path, flags, log=log) as (_, ports),
+            picker(tmp_path, flags, log=log) as (process, ports),
             envoy.running(ports["grpc_port"], tmp_path, [engine.address]) as urls,
             aiohttp.ClientSession() as session,
         ):
@@ -88,6 +96,8 @@ async def test_s_h01_nothing_a_client_or_an_engine_says_is_shown(tmp_path: Path)
             for page in ("/metrics", *(f"/debug/kvpull/{name}" for name in asked)):
                 async with session.get(base + page, headers=DEBUG) as answer:
                     pages.append(await answer.text())
+            process.terminate()  # asked, not killed: it writes the rest of its ledger and its log
+            assert await asyncio.wait_for(process.wait(), 60) == 0
     await engine.stop()
     assert {200, 400, 415} <= statuses
     written = files["log"].read_text() + files["ledger.jsonl"].read_text()
