@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,16 @@ async def test_a_picker_s_orders_follow_the_key_too() -> None:
     await orders.stop()
 
 
+async def _pull_in_spite_of_a_cut(consumer: Engine, producer: Engine) -> None:
+    """A session that rested on a removed key ends a moment after the change, with the pulls in it, at either
+    side first; the next one is dialled with the keys in force, and is cut no more."""
+    for _ in range(3):
+        with contextlib.suppress(PullError):
+            await pull(consumer, producer)
+            return
+    await pull(consumer, producer)
+
+
 async def test_the_mounted_file_is_enough(tmp_path: Path) -> None:
     """Both engines follow one file, as two pods follow one Secret: nobody is restarted."""
     file = tmp_path / "peer-key"
@@ -148,10 +159,10 @@ async def test_the_mounted_file_is_enough(tmp_path: Path) -> None:
             fresh = tmp_path / "next"
             fresh.write_bytes(b"\n".join(keys))
             fresh.rename(file)
-            wanted = PoolKeys(keys).ids()  # in their order: a pull in the middle of a change may be cut
+            wanted = PoolKeys(keys).ids()  # in their order
             await until(lambda: producer.transport.key_ids == wanted)  # noqa: B023
             await until(lambda: consumer.transport.key_ids == wanted)  # noqa: B023
-            await pull(consumer, producer)
+            await _pull_in_spite_of_a_cut(consumer, producer)
         assert old not in producer.transport.key_ids
         for one in followers:
             one.cancel()
