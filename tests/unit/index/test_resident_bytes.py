@@ -29,12 +29,12 @@ for endpoint in endpoints:
     index.add_endpoint(endpoint)
 gc.collect()
 before, seen = resident_bytes(), []
-for number in range(2_400):
+for number in range(4_800):
     tokens = array("I", [number]) * (32 * 16)
     for endpoint in endpoints:
         names = tuple(EngineBlockHash(rng.getrandbits(63)) for _ in range(32))
         index.apply(endpoint, [BlockStored(CacheTier.DEVICE, names, None, tokens, 16, has_extra_keys=True)])
-    if number % 200 == 199 and number >= 1_000:
+    if number % 200 == 199 and number >= 2_400:
         gc.collect()
         seen.append((index.total_bytes, resident_bytes() - before))
 print(json.dumps(seen))
