@@ -96,21 +96,30 @@ async def _pulled_history(world: World, session: _Session) -> Row:
     """Row 12."""
     findings = Findings()
     seen = await ask(world.fleet, session.next_turn("Who was there?"), "row-12")
-    expect_split(findings, seen, session.decoder)
-    findings.equal("reason", seen.decision.reason, "pull")
-    findings.equal("source", seen.decision.source, session.decoder)
-    findings.equal("pulled tokens", seen.computed.pulled_tokens, seen.decision.gain_tokens)
-    findings.true(
-        seen.computed.pulled_tokens >= _HISTORY_TOKENS - 2 * world.block_size,
-        f"{seen.computed.pulled_tokens} tokens were pulled, less than the generated history",
-    )
-    findings.true(
-        seen.computed.computed_tokens < _HISTORY_TOKENS // 2,
-        f"the prefill endpoint still computed {seen.computed.computed_tokens} tokens",
+    expect_history_pulled(
+        findings, seen, session.decoder, _HISTORY_TOKENS - 2 * world.block_size, _HISTORY_TOKENS // 2
     )
     expect_bytes(findings, seen, world.fleet.spec.kv_bytes_per_token)
     expected = "P/D with pulls: the decoder's generated history is pulled, only the question is computed"
     return world.finish(make_row(12, "P/D later turn, pulls", seen, expected, findings))
+
+
+def expect_history_pulled(
+    findings: Findings, seen: Observation, decoder: str, at_least: int, computed_below: int
+) -> None:
+    """The decoder is the source of `at_least` tokens, and fewer than `computed_below` were computed."""
+    expect_split(findings, seen, decoder)
+    findings.equal("reason", seen.decision.reason, "pull")
+    findings.equal("source", seen.decision.source, decoder)
+    findings.equal("pulled tokens", seen.computed.pulled_tokens, seen.decision.gain_tokens)
+    findings.true(
+        seen.computed.pulled_tokens >= at_least,
+        f"{seen.computed.pulled_tokens} tokens were pulled, less than the generated history",
+    )
+    findings.true(
+        seen.computed.computed_tokens < computed_below,
+        f"the prefill endpoint still computed {seen.computed.computed_tokens} tokens",
+    )
 
 
 def expect_split(findings: Findings, seen: Observation, decoder: str) -> None:

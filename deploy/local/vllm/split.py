@@ -15,6 +15,7 @@ from deploy.local.scenario.disagg import (
     PD_CONFIG,
     ROLES,
     expect_bytes,
+    expect_history_pulled,
     expect_split,
 )
 from deploy.local.scenario.observe import Observation, decision_of, expect_answered, make_row
@@ -101,17 +102,8 @@ async def _pulled_history(scene: Scene, session: _Session) -> Row:
     """Row 12."""
     findings = Findings()
     seen = await _next_turn(scene, session, "row-12")
-    expect_split(findings, seen, session.decoder)
-    findings.equal("reason", seen.decision.reason, "pull")
-    findings.equal("source", seen.decision.source, session.decoder)
-    findings.equal("pulled tokens", seen.computed.pulled_tokens, seen.decision.gain_tokens)
-    findings.true(
-        seen.computed.pulled_tokens >= _HISTORY_TOKENS - 2 * scene.block_size,
-        f"{seen.computed.pulled_tokens} tokens were pulled, less than the generated history",
-    )
-    findings.true(
-        seen.computed.computed_tokens < _HISTORY_TOKENS // 2,
-        f"the prefill endpoint still computed {seen.computed.computed_tokens} tokens",
+    expect_history_pulled(
+        findings, seen, session.decoder, _HISTORY_TOKENS - 2 * scene.block_size, _HISTORY_TOKENS // 2
     )
     _expect_whole(findings, seen, scene)
     expected = "P/D with pulls: the decoder's generated history is pulled, only the question is computed"
